@@ -1,0 +1,1 @@
+"""tpu-train: PyTorch models on TPUs from YAML, the whole training step as one XLA program."""
