@@ -1,0 +1,54 @@
+"""The views of `tpu-train show`."""
+
+import pytest
+import yaml
+
+from tpu_train.config import show
+from tpu_train.config.compose import compose
+from tpu_train.config.convert import plain
+from tpu_train.config.problems import ConfigError
+
+
+def test_whole_config_is_yaml_that_reads_back_equal() -> None:
+    composed = compose(["optimizer.lr=1e-5", "model=llama3_8b"])
+    data, text = show.whole(composed)
+    assert yaml.safe_load(text) == data["config"] == plain(composed.run)
+    assert "  lr: 1.0e-05" in text
+    assert "# command line 'optimizer.lr=1e-5'" in text
+
+
+def test_group_lists_its_choices_with_one_line_each() -> None:
+    data, text = show.topic("optimizer", compose(["optimizer=sgd"]), None)
+    assert data["choices"] == [
+        {"name": "adamw", "description": "AdamW with decoupled weight decay.", "chosen": False},
+        {"name": "sgd", "description": "SGD with momentum.", "chosen": True},
+    ]
+    assert "* sgd    SGD with momentum." in text
+
+
+def test_key_is_explained() -> None:
+    data, text = show.topic("training.on_nan", compose([]), None)
+    assert data["type"] == "stop or skip"
+    assert data["value"] == "stop"
+    assert data["source"].startswith("conf/config.yaml:")
+    assert "stop or skip" in text
+    assert show.topic("training.steps", compose([]), None)[0]["allowed"] == "a number of at least 1"
+
+
+def test_key_of_a_choice_not_made_says_which() -> None:
+    data, text = show.topic("optimizer.momentum", compose([]), None)
+    assert data["only_with"] == "sgd"
+    assert "with sgd" in text
+
+
+def test_section_lists_its_keys() -> None:
+    data, text = show.topic("training", compose([]), None)
+    assert "training.steps" in [key["key"] for key in data["keys"]]
+    assert "Optimizer steps." in text
+
+
+def test_unknown_topic_is_refused_with_the_nearest() -> None:
+    with pytest.raises(
+        ConfigError, match=r"'training.stpes': is neither a group nor a key; nearest is 'training.steps'"
+    ):
+        show.topic("training.stpes", compose([]), None)

@@ -1,0 +1,48 @@
+"""Fields of the schema: one line of documentation and the rule of its value, kept beside the field."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What a value must satisfy.
+
+    Attributes:
+        allowed: what is allowed, in words, for messages and for `tpu-train show KEY`.
+        holds: whether a value is allowed.
+    """
+
+    allowed: str
+    holds: Callable[[Any], bool]
+
+
+def key(doc: str, *, rule: Rule | None = None, **default: Any) -> Any:
+    """A dataclass field with its documentation (meaning, unit, when it is ignored) and the rule of its value.
+
+    Args:
+        doc: one line; the command line's help and the docs are generated from it.
+        rule: checked for values that are not None.
+        default: `default=...` as in `dataclasses.field`; without it the key is required.
+    """
+    return dataclasses.field(metadata={"doc": doc, "rule": rule}, **default)
+
+
+def at_least(low: float) -> Rule:
+    """Numbers from `low` on."""
+    return Rule(f"a number of at least {low}", lambda value: value >= low and math.isfinite(value))
+
+
+def above(low: float) -> Rule:
+    """Numbers greater than `low`."""
+    return Rule(f"a number greater than {low}", lambda value: value > low and math.isfinite(value))
+
+
+def between(low: float, high: float) -> Rule:
+    """Numbers in [low, high)."""
+    return Rule(f"a number from {low} up to, not including, {high}", lambda value: low <= value < high)
+
+
+not_empty = Rule("something that is not empty", bool)

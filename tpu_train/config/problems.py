@@ -1,0 +1,29 @@
+"""What is wrong with a configuration: collected, then reported all at once."""
+
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One thing to correct.
+
+    Attributes:
+        place: where it was said: `file:line`, or the command-line word; a dotted key where neither is known.
+        message: what is wrong with the value received, what is allowed or nearest, what to do.
+    """
+
+    place: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}"
+
+
+class ConfigError(ValueError):
+    """The configuration is refused; nothing was started."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        assert problems
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(p) for p in self.problems))

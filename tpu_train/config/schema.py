@@ -1,0 +1,264 @@
+"""The configuration's schema: every key that exists, its type, its rule and its meaning.
+
+Key idea: a choice of a group (`optimizer=sgd`) is a dataclass of its own, told apart by a `Literal` field; a group's
+field is the union of its choices. A key without a default must be set by a YAML, which is where defaults live.
+"""
+
+import dataclasses
+from typing import Literal
+
+from tpu_train.config.fields import above, at_least, between, key, not_empty
+
+FloatName = Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Llama 3.1's frequency scaling of rotary embeddings."""
+
+    factor: float = key("Divides the low frequencies.", rule=at_least(1))
+    low_freq_factor: float = key("Wavelengths above original_max_positions / this are divided.", rule=above(0))
+    high_freq_factor: float = key("Wavelengths below original_max_positions / this are kept.", rule=above(0))
+    original_max_positions: int = key("Context length before scaling, tokens.", rule=at_least(1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderModel:
+    """Sizes of a decoder-only language model."""
+
+    dim: int = key("Width of the residual stream.", rule=at_least(1))
+    num_layers: int = key("Number of decoder layers.", rule=at_least(1))
+    num_heads: int = key("Number of query heads.", rule=at_least(1))
+    num_kv_heads: int = key("Number of key/value heads; divides num_heads.", rule=at_least(1))
+    head_dim: int = key("Width of one head; even. Need not be dim / num_heads.", rule=at_least(2))
+    ffn_dim: int = key("Width of the gated feed-forward layer.", rule=at_least(1))
+    vocab_size: int = key("Rows of the embedding; at least the tokenizer's vocabulary.", rule=at_least(1))
+    rope_theta: float = key("Base of the rotary frequencies.", rule=above(1))
+    norm_eps: float = key("Epsilon of the RMS norms.", rule=above(0))
+    tie_embeddings: bool = key("Whether the output projection is the embedding.")
+    init_std: float = key("Standard deviation of initial weights.", rule=above(0), default=0.02)
+    dropout: float = key("Probability of dropping an element of each residual branch.", rule=between(0, 1), default=0.0)
+    seq_len: int = key("Default of training.seq_len, tokens.", rule=at_least(1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Llama3Model(DecoderModel):
+    """Llama 3."""
+
+    family: Literal["llama3"] = key("Model family.")
+    rope_scaling: RopeScaling | None = key("Llama 3.1's frequency scaling; null for none.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Qwen3Model(DecoderModel):
+    """Qwen3 dense: RMS norms on queries and keys."""
+
+    family: Literal["qwen3"] = key("Model family.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CausalLmObjective:
+    """Next-token cross-entropy."""
+
+    name: Literal["causal_lm"] = key("Objective.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SingleParallelism:
+    """One device."""
+
+    name: Literal["single"] = key("Parallelism.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphMode:
+    """The whole step captured by make_fx as one graph and run as one XLA program."""
+
+    name: Literal["graph"] = key("Execution mode.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Number formats."""
+
+    param: FloatName = key("Dtype of the weights and of the optimizer's moments.")
+    compute: FloatName = key("Dtype that weights are cast to for forward and backward.")
+    matmul: Literal["default", "high", "highest"] = key(
+        "Passes of a float32 product on TPU: one, three or six bfloat16 products; ignored elsewhere."
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """AdamW as in torch.optim."""
+
+    name: Literal["adamw"] = key("Optimizer.")
+    lr: float = key("Peak learning rate.", rule=at_least(0))
+    beta1: float = key("Decay of the first moment.", rule=between(0, 1))
+    beta2: float = key("Decay of the second moment.", rule=between(0, 1))
+    eps: float = key("Added to the root of the second moment.", rule=above(0))
+    weight_decay: float = key("Decoupled weight decay.", rule=at_least(0))
+    no_decay: tuple[str, ...] = key("Kinds of parameters without decay: any of norm, bias, embedding.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sgd:
+    """SGD with momentum as in torch.optim."""
+
+    name: Literal["sgd"] = key("Optimizer.")
+    lr: float = key("Peak learning rate.", rule=at_least(0))
+    momentum: float = key("Momentum; 0 for none.", rule=between(0, 1))
+    weight_decay: float = key("L2 penalty added to the gradient.", rule=at_least(0))
+    no_decay: tuple[str, ...] = key("Kinds of parameters without decay: any of norm, bias, embedding.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConstantSchedule:
+    """Linear warm-up, then the peak rate."""
+
+    name: Literal["constant"] = key("Schedule.")
+    warmup_steps: int = key("Steps of linear warm-up; the first has a positive rate.", rule=at_least(0))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CosineSchedule:
+    """Linear warm-up, then half a cosine down to a fraction of the peak."""
+
+    name: Literal["cosine"] = key("Schedule.")
+    warmup_steps: int = key("Steps of linear warm-up; the first has a positive rate.", rule=at_least(0))
+    min_ratio: float = key("Last rate as a fraction of the peak.", rule=at_least(0))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinearSchedule:
+    """Linear warm-up, then a line down to a fraction of the peak."""
+
+    name: Literal["linear"] = key("Schedule.")
+    warmup_steps: int = key("Steps of linear warm-up; the first has a positive rate.", rule=at_least(0))
+    min_ratio: float = key("Last rate as a fraction of the peak.", rule=at_least(0))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WarmupStableDecaySchedule:
+    """Linear warm-up, the peak rate, then a line down to a fraction of the peak (WSD)."""
+
+    name: Literal["warmup_stable_decay"] = key("Schedule.")
+    warmup_steps: int = key("Steps of linear warm-up; the first has a positive rate.", rule=at_least(0))
+    decay_steps: int = key("Steps of the final decay.", rule=at_least(0))
+    min_ratio: float = key("Last rate as a fraction of the peak.", rule=at_least(0))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StdlibData:
+    """Source files of the running Python's standard library."""
+
+    name: Literal["stdlib"] = key("Data set.")
+    held_out_fraction: float = key("Share of the text kept for validation.", rule=between(0, 1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextData:
+    """Text files: `.txt` is one document, `.jsonl` one a line."""
+
+    name: Literal["text"] = key("Data set.")
+    path: str = key("File, folder or glob of .txt and .jsonl files.", rule=not_empty)
+    field: str = key("Name of the text field of .jsonl records.", rule=not_empty)
+    held_out_fraction: float = key("Share of the text kept for validation.", rule=between(0, 1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SyntheticData:
+    """Uniform random tokens, for measuring speed."""
+
+    name: Literal["synthetic"] = key("Data set.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BytesTokenizer:
+    """UTF-8 bytes, and two special tokens."""
+
+    name: Literal["bytes"] = key("Tokenizer.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileTokenizer:
+    """A `tokenizer.json` of the tokenizers library."""
+
+    name: Literal["file"] = key("Tokenizer.")
+    path: str = key("Path of the tokenizer.json.", rule=not_empty)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """The loop."""
+
+    steps: int = key("Optimizer steps.", rule=at_least(1))
+    seq_len: int = key("Tokens per sequence.", rule=at_least(1))
+    batch_per_device: int | None = key("Sequences per device and step; or set global_batch_size.", rule=at_least(1))
+    global_batch_size: int | None = key(
+        "Sequences per step over all devices; or set batch_per_device.", rule=at_least(1)
+    )
+    grad_accumulation: int = key("Microbatches per step; divides the batch.", rule=at_least(1))
+    max_grad_norm: float | None = key(
+        "Global gradient norm above which gradients are scaled down; null: off.", rule=above(0)
+    )
+    seed: int = key("Seed of initial weights, data order and dropout.", rule=at_least(0))
+    log_every: int = key("Steps between console lines; metrics.jsonl has every step.", rule=at_least(1))
+    on_nan: Literal["stop", "skip"] = key(
+        "A step of non-finite loss or gradient ends the run, or is left out and counted."
+    )
+    inject_inf_at_step: int | None = key(
+        "Rehearsal of on_nan: this step's loss is made infinite; null: off.", rule=at_least(1)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Validation:
+    """Loss on the held-out part."""
+
+    steps: int = key("Batches of held-out text at the end of the run; 0: none.", rule=at_least(0))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """Devices."""
+
+    platform: Literal["auto", "cpu", "tpu", "gpu"] = key("Platform of the devices; auto is JAX's own choice.")
+    devices: int = key("Virtual devices on the CPU; ignored on other platforms.", rule=at_least(1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wandb:
+    """Weights & Biases."""
+
+    mode: Literal["auto", "online", "offline", "disabled"] = key("auto: online when an API key is set, else offline.")
+    project: str = key("Project that runs appear under.", rule=not_empty)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Logging:
+    """Where metrics go besides metrics.jsonl."""
+
+    wandb: Wandb = key("Weights & Biases.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A whole run."""
+
+    model: Llama3Model | Qwen3Model = key("The model.")
+    objective: CausalLmObjective = key("What is minimized.")
+    parallelism: SingleParallelism = key("How the model is laid over devices.")
+    mode: GraphMode = key("How PyTorch code becomes XLA programs.")
+    precision: Precision = key("Number formats.")
+    optimizer: AdamW | Sgd = key("The update rule.")
+    schedule: ConstantSchedule | CosineSchedule | LinearSchedule | WarmupStableDecaySchedule = key(
+        "Learning rate over steps."
+    )
+    data: StdlibData | TextData | SyntheticData = key("The data set.")
+    tokenizer: BytesTokenizer | FileTokenizer = key("How text becomes tokens.")
+    training: Training = key("The loop.")
+    validation: Validation = key("Loss on held-out data.")
+    runtime: Runtime = key("Devices.")
+    logging: Logging = key("Loggers.")
+    run_dir: str | None = key("Folder of the run; null: runs/<date-time>-<model>.", rule=not_empty)
