@@ -1,0 +1,108 @@
+"""Tokenizers give text back, and say what is wrong with a file."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+
+from tpu_train.config import schema
+from tpu_train.data.tokenizers import ByteTokenizer, FileTokenizer, build_tokenizer
+
+TEXTS = ["", "a", "def f(x):\n\treturn x\r\n", "naïve Größe 東京 🎉 e\u0301\u2028\x00\ufeff"]
+
+
+def write_tokenizer(folder: Path, special: str = "<|endoftext|>") -> Path:
+    """A byte-level BPE tokenizer.json trained on a few words."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,  # pyright: ignore[reportCallIssue]
+        special_tokens=[special],  # pyright: ignore[reportCallIssue]
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),  # pyright: ignore[reportCallIssue]
+        show_progress=False,  # pyright: ignore[reportCallIssue]
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat, the end"] * 10, trainer)
+    tokenizer.enable_truncation(2)  # as some published files have it
+    tokenizer.enable_padding(length=8)
+    path = folder / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_bytes_round_trip(text: str) -> None:
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.int32
+    assert ids.tolist() == list(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+def test_bytes_have_two_special_tokens_without_text() -> None:
+    tokenizer = build_tokenizer(schema.BytesTokenizer(name="bytes"))
+    assert (tokenizer.vocab_size, tokenizer.eos_id) == (258, 257)
+    assert tokenizer.decode(np.array([256, 104, 105, 257, 300])) == "hi"
+    assert tokenizer.decode(np.array([0xE6, 104])) == "\ufffdh"
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "the cat sat on the mat"])
+def test_file_round_trip(tmp_path: Path, text: str) -> None:
+    tokenizer = build_tokenizer(schema.FileTokenizer(name="file", path=str(write_tokenizer(tmp_path))))
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.int32
+    assert tokenizer.decode(np.append(ids, tokenizer.eos_id)) == text
+
+
+def test_file_merges_words_and_counts_its_vocabulary(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path)
+    tokenizer = FileTokenizer(path)
+    vocabulary = json.loads(path.read_text())["model"]["vocab"]
+    assert tokenizer.vocab_size == len(vocabulary) > 257
+    assert tokenizer.eos_id == vocabulary["<|endoftext|>"]
+    assert 2 < len(tokenizer.encode("the cat sat on the mat")) < len("the cat sat on the mat")
+
+
+@pytest.mark.parametrize("value", ["<stop>", {"content": "<stop>", "lstrip": False}])
+def test_tokenizer_config_names_the_end(tmp_path: Path, value: object) -> None:
+    path = write_tokenizer(tmp_path, "<stop>")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": value}))
+    assert FileTokenizer(path).eos_id == json.loads(path.read_text())["model"]["vocab"]["<stop>"]
+
+
+def test_tokenizer_config_without_an_end_leaves_the_known_names(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": null}')
+    assert FileTokenizer(path).eos_id == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"eos_token": "<nope>"}', r"tokenizer_config.json: eos_token '<nope>' is not in the vocabulary of .*r.json"),
+        ('{"eos_token": 7}', r"tokenizer_config.json: eos_token is 7, not a string"),
+        ('{"eos_token": {}}', r"tokenizer_config.json: cannot read eos_token: KeyError"),
+        ("[]", r"tokenizer_config.json: cannot read eos_token: AttributeError"),
+        ("{", r"tokenizer_config.json: cannot read eos_token: JSONDecodeError"),
+    ],
+)
+def test_bad_tokenizer_config_is_named(tmp_path: Path, content: str, message: str) -> None:
+    path = write_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        FileTokenizer(path)
+
+
+def test_unusable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"missing.json: no such file"):
+        FileTokenizer(tmp_path / "missing.json")
+    with pytest.raises(ValueError, match=r"is a folder; name the tokenizer.json in it"):
+        FileTokenizer(tmp_path)
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"a": 1')
+    with pytest.raises(ValueError, match=r"broken.json: not a tokenizer.json of the tokenizers library: .*line 1"):
+        FileTokenizer(broken)
+    with pytest.raises(ValueError, match=r"tokenizer.json: no token that ends a document, none of <\|endoftext\|>"):
+        FileTokenizer(write_tokenizer(tmp_path, "<stop>"))

@@ -1,0 +1,1 @@
+"""Text to batches: tokenizers, sources of documents, the packed token stream, prefetching. NumPy only."""
