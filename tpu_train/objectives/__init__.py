@@ -1,0 +1,1 @@
+"""What is minimized: losses as a sum and a weight, and the model FLOPs they take."""

@@ -1,0 +1,40 @@
+"""The interface of an objective: a sum and its weight, never a mean.
+
+Key idea: a mean over a microbatch, or over one device's rows, is wrong as soon as they hold different numbers of valid
+targets. So an objective returns a sum; the step divides it by the weight of the whole global step.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor, nn
+
+Batch = Mapping[str, Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class LossSum:
+    """The loss of some rows.
+
+    Attributes:
+        total: 0-d float32, the sum of the loss over valid targets.
+        weight: 0-d float32, the number of valid targets.
+        metrics: 0-d tensors that are summed over microbatches and reported.
+    """
+
+    total: Tensor
+    weight: Tensor
+    metrics: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+
+
+class Objective(Protocol):
+    """A loss over batches. Random draws are ordinary torch calls; a captured step gives them their keys."""
+
+    def weight(self, batch: Batch) -> Tensor:
+        """0-d float32: the number of valid targets of the batch, without running the model."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> LossSum:
+        """The loss of the batch's rows."""
+        ...
