@@ -1,0 +1,1 @@
+"""The ATen→JAX entries, one file per op family; `tpu_train.lowering.table` joins them."""

@@ -1,0 +1,48 @@
+"""The ATen→JAX table: every op that lowers, joined from the families. An op in two families is an error."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tpu_train.lowering.ops import (
+    activations,
+    attention,
+    control_flow,
+    creation,
+    indexing,
+    losses,
+    matmul,
+    normalization,
+    pointwise,
+    random,
+    reductions,
+    spatial,
+    views,
+)
+
+Entry = Callable[..., Any]
+
+
+def _join(*families: Mapping[Any, Entry]) -> dict[Any, Entry]:
+    joined: dict[Any, Entry] = {}
+    for family in families:
+        for op, entry in family.items():
+            assert op not in joined, f"{op} has two entries in the table"
+            joined[op] = entry
+    return joined
+
+
+TABLE: Mapping[Any, Entry] = _join(
+    activations.OPS,
+    attention.OPS,
+    control_flow.OPS,
+    creation.OPS,
+    indexing.OPS,
+    losses.OPS,
+    matmul.OPS,
+    normalization.OPS,
+    pointwise.OPS,
+    random.OPS,
+    reductions.OPS,
+    spatial.OPS,
+    views.OPS,
+)
