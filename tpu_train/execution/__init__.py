@@ -1,0 +1,1 @@
+"""Running captured programs on devices."""

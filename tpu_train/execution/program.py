@@ -1,0 +1,128 @@
+"""A function of PyTorch code that runs as one XLA program, captured and compiled once per shape.
+
+Key idea: a call looks at its inputs' shapes; new ones are captured, lowered and compiled, and when that happens again
+the log names the input that changed. Any function over the state takes this path: train, evaluate, initialize.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import Array
+
+from tpu_train.execution.runtime import leaf_spec
+from tpu_train.graph.capture import CapturedProgram, TensorSpec, Tree, map_leaves, named_leaves
+from tpu_train.lowering import context
+from tpu_train.lowering.context import MatmulPrecision
+from tpu_train.lowering.dtypes import torch_dtype
+from tpu_train.lowering.interpreter import to_jax
+
+log = logging.getLogger(__name__)
+
+Signature = tuple[tuple[str, str], ...]
+
+
+class Program:
+    """One function, compiled per shape of its inputs.
+
+    Args:
+        name: for the log.
+        capture: `capture(inputs)` of a tree of `TensorSpec` gives the captured function.
+        donated: names of the inputs whose buffers the outputs take over; they are gone after a call.
+        key_inputs: dotted names of 0-d integer inputs that the key of random draws is made of: the seed, then what is
+            folded into it; empty where nothing draws.
+        matmul_precision: passes of float32 products on TPU.
+        check: compare each node's shape and dtype with PyTorch's while lowering.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        capture: Callable[[Mapping[str, Tree]], CapturedProgram],
+        *,
+        donated: Sequence[str] = (),
+        key_inputs: Sequence[str] = (),
+        matmul_precision: MatmulPrecision = "default",
+        check: bool = False,
+    ) -> None:
+        self.name = name
+        self._capture = capture
+        self._donated = tuple(donated)
+        self._key_inputs = tuple(key_inputs)
+        self._matmul_precision: MatmulPrecision = matmul_precision
+        self._check = check
+        self._compiled: dict[Signature, Any] = {}
+        self._last: Signature = ()
+
+    @property
+    def compile_count(self) -> int:
+        """How many times the program was compiled: once per shape."""
+        return len(self._compiled)
+
+    def __call__(self, **inputs: Tree) -> Tree:
+        """Runs on device arrays and returns device arrays without waiting for them."""
+        return self.compiled(**inputs)(*self._split(inputs))
+
+    def compiled(self, **inputs: Tree) -> Any:
+        """The `jax.stages.Compiled` for these inputs' shapes, a function of `_split(inputs)`; compiles new shapes."""
+        # The donated inputs are this program's own outputs, whose shapes follow from the first call's.
+        _, kept = self._split(inputs)
+        signature = tuple((name, leaf_spec(leaf)) for name, leaf in named_leaves(kept))
+        if signature not in self._compiled:
+            if self._compiled:
+                log.warning("%s compiles again: %s", self.name, describe_change(self._last, signature))
+            start = time.perf_counter()
+            self._compiled[signature] = self.lower(**inputs).compile()
+            log.info("%s: captured and compiled in %.1f s", self.name, time.perf_counter() - start)
+        self._last = signature
+        return self._compiled[signature]
+
+    def capture(self, **inputs: Tree) -> CapturedProgram:
+        """The captured graph for these inputs' shapes."""
+        return self._capture(map_leaves(lambda _, x: TensorSpec(tuple(x.shape), torch_dtype(x.dtype)), inputs))
+
+    def lower(self, **inputs: Tree) -> Any:
+        """The `jax.stages.Lowered` for these inputs' shapes: StableHLO, not yet compiled."""
+        function = self._as_jax(self.capture(**inputs))
+        return jax.jit(function, donate_argnums=0).lower(*self._split(inputs))
+
+    def _split(self, inputs: Mapping[str, Tree]) -> tuple[Mapping[str, Tree], Mapping[str, Tree]]:
+        """The donated and the other inputs."""
+        donated = {name: inputs[name] for name in self._donated}
+        return donated, {name: tree for name, tree in inputs.items() if name not in donated}
+
+    def _as_jax(self, captured: CapturedProgram) -> Callable[[Mapping[str, Tree], Mapping[str, Tree]], Tree]:
+        """The captured function as a JAX function of its donated and of its other inputs."""
+        run = to_jax(captured.graph, check=self._check)
+
+        def function(donated: Mapping[str, Tree], kept: Mapping[str, Tree]) -> Tree:
+            leaves = dict(named_leaves({**donated, **kept}))
+            key = _fold_key([leaves[name] for name in self._key_inputs])
+            with context.use(context.LoweringContext(key, self._matmul_precision)):
+                outputs = run(*(leaves[name] for name in captured.input_names))
+            return map_leaves(lambda _, index: outputs[index], captured.outputs)
+
+        function.__name__ = self.name
+        return function
+
+
+def _fold_key(numbers: Sequence[Array]) -> Array | None:
+    if not numbers:
+        return None
+    key = jax.random.key(numbers[0])
+    for number in numbers[1:]:
+        key = jax.random.fold_in(key, number)
+    return key
+
+
+def describe_change(before: Signature, after: Signature) -> str:
+    """The inputs whose shape or dtype changed, as `name was A, now B`."""
+    old, new = dict(before), dict(after)
+    changes = [
+        f"{name} was {old.get(name, 'absent')}, now {new.get(name, 'absent')}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    return "; ".join(changes)
