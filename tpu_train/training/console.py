@@ -1,0 +1,91 @@
+"""What a person sees of a run: a progress line on a terminal, plain lines elsewhere. All of it goes to stderr."""
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def console_logging() -> Iterator[None]:
+    """Shows this package's log from INFO on, and warnings of others, on stderr."""
+    handler = _StderrHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))
+    root, package = logging.getLogger(), logging.getLogger("tpu_train")
+    level = package.level
+    package.setLevel(logging.INFO)
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        package.setLevel(level)
+
+
+class _StderrHandler(logging.StreamHandler[Any]):
+    """Writes to what `sys.stderr` is at the time of the line: a progress line replaces it to stay at the bottom."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+class Reporter(Protocol):
+    """Shows steps as they finish."""
+
+    def step(self, record: dict[str, Any], seconds_left: float) -> None:
+        """Shows one step's metrics line and the time left."""
+        ...
+
+
+def describe_step(record: dict[str, Any], steps: int, seconds_left: float) -> str:
+    """One step in one line."""
+    minutes, seconds = divmod(round(seconds_left), 60)
+    return (
+        f"step {record['step']}/{steps}  loss {record['loss']:.4f}  {record['tokens_per_s']:,.0f} tokens/s  "
+        f"MFU {record['mfu']:.1%}  left {minutes}:{seconds:02d}"
+    )
+
+
+class PlainReporter:
+    """A log line every `log_every` steps, and for the first and the last."""
+
+    def __init__(self, steps: int, log_every: int) -> None:
+        self._steps = steps
+        self._log_every = log_every
+
+    def step(self, record: dict[str, Any], seconds_left: float) -> None:
+        """Logs one line."""
+        if record["step"] % self._log_every == 0 or record["step"] in (1, self._steps):
+            log.info("%s", describe_step(record, self._steps, seconds_left))
+
+
+class ProgressReporter:
+    """A line that renews itself at the bottom of a terminal; log lines scroll above it."""
+
+    def __init__(self, progress: Any, steps: int) -> None:
+        self._progress = progress
+        self._steps = steps
+        self._task = progress.add_task("", total=steps)
+
+    def step(self, record: dict[str, Any], seconds_left: float) -> None:
+        """Renews the line."""
+        text = describe_step(record, self._steps, seconds_left)
+        self._progress.update(self._task, completed=record["step"], description=text)
+
+
+@contextlib.contextmanager
+def reporter(steps: int, log_every: int) -> Iterator[Reporter]:
+    """The reporter that fits stderr, for the time of a run."""
+    if not sys.stderr.isatty():
+        yield PlainReporter(steps, log_every)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (BarColumn(bar_width=20), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield ProgressReporter(progress, steps)

@@ -1,0 +1,92 @@
+"""A run's programs and its state: initialize, train step, evaluate, over one set of buffers."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import nn
+
+from tpu_train.config.schema import Run
+from tpu_train.execution.program import Program
+from tpu_train.execution.runtime import Runtime
+from tpu_train.graph.capture import Tree, capture
+from tpu_train.graph.initialization import capture_initialization
+from tpu_train.graph.step import StepSettings, make_eval_step, make_train_step
+from tpu_train.optim.build import build_optimizer, decay_mask
+from tpu_train.training.build import DTYPES, build_model, build_objective
+
+
+class Engine:
+    """The programs of a run in `mode=graph`.
+
+    Args:
+        run: the configuration.
+        runtime: the devices.
+        model: the module to train, on any device, its values unused; None builds the configured one.
+    """
+
+    def __init__(self, run: Run, runtime: Runtime, model: nn.Module | None = None) -> None:
+        self._run = run
+        self._runtime = runtime
+        self.model = build_model(run.model) if model is None else model
+        self._optimizer = build_optimizer(run.optimizer)
+        objective = build_objective(run.objective)
+        compute_dtype = DTYPES[run.precision.compute]
+        decay = decay_mask(self.model, run.optimizer.no_decay)
+        settings = StepSettings(
+            compute_dtype=compute_dtype,
+            grad_accumulation=run.training.grad_accumulation,
+            max_grad_norm=run.training.max_grad_norm,
+            halt_on_nonfinite=run.training.on_nan == "stop",
+            inject_inf_at_step=run.training.inject_inf_at_step,
+        )
+        step = make_train_step(self.model, objective, self._optimizer, decay, settings)
+        evaluate = make_eval_step(self.model, objective, compute_dtype)
+        matmul = run.precision.matmul
+        self.train_step = Program(
+            "train_step",
+            lambda inputs: capture("train_step", step, inputs),
+            donated=("state",),
+            key_inputs=("state.seed", "state.step"),
+            matmul_precision=matmul,
+        )
+        self.evaluate = Program(
+            "evaluate", lambda inputs: capture("evaluate", evaluate, inputs), matmul_precision=matmul
+        )
+        self.initialize = Program(
+            "initialize",
+            lambda _: capture_initialization(self.model, DTYPES[run.precision.param]),
+            key_inputs=("seed",),
+        )
+
+    def initial_state(self) -> Tree:
+        """The state before the first step, on the devices; see `graph.step.make_train_step` for its parts."""
+        params = self.initialize(seed=self._runtime.put(np.int32(self._run.training.seed)))
+        return self.state_from(params)
+
+    def state_from(self, params: Tree) -> Tree:
+        """The state before the first step with these weights (device arrays by full name)."""
+        counters = {"updates": np.int32(0), "step": np.int32(0), "halted": np.bool_(False)}
+        return {
+            "params": params,
+            "frozen": {},
+            "buffers": {},
+            "optimizer": {slot: self._runtime.zeros_like(params) for slot in self._optimizer.slots},
+            "seed": self._runtime.put(np.int32(self._run.training.seed)),
+            **self._runtime.put(counters),
+        }
+
+    def step(self, state: Tree, batch: Mapping[str, np.ndarray], lr: float) -> tuple[Tree, Tree]:
+        """Starts one step and returns the new state and metrics without waiting; `state` is gone afterwards."""
+        inputs = self._runtime.put({"batch": batch, "lr": np.float32(lr)})
+        result = self.train_step(state=state, **inputs)
+        return result["state"], result["metrics"]
+
+    def compile_step(self, state: Tree, batch: Mapping[str, np.ndarray]) -> None:
+        """Compiles the step for this batch's shape, so that the first step's time is a step's time."""
+        self.train_step.compiled(state=state, **self._runtime.put({"batch": batch, "lr": np.float32(0)}))
+
+    def held_out_sums(self, state: Tree, batch: Mapping[str, np.ndarray]) -> tuple[float, float]:
+        """Loss summed over a batch's valid targets, and their number."""
+        weights = {name: state[name] for name in ("params", "frozen", "buffers")}
+        result = self._runtime.fetch(self.evaluate(batch=self._runtime.put(batch), **weights))
+        return float(result["total"]), float(result["weight"])
