@@ -4,6 +4,7 @@ Key idea: a call looks at its inputs' shapes; new ones are captured, lowered and
 the log names the input that changed. Any function over the state takes this path: train, evaluate, initialize.
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +18,24 @@ from tpu_train.graph.capture import CapturedProgram, TensorSpec, Tree, map_leave
 from tpu_train.lowering import context
 from tpu_train.lowering.context import MatmulPrecision
 from tpu_train.lowering.dtypes import torch_dtype
-from tpu_train.lowering.interpreter import to_jax
+from tpu_train.lowering.interpreter import needs_64_bit, to_jax
 
 log = logging.getLogger(__name__)
 
 Signature = tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoweringOptions:
+    """How a graph becomes a JAX function.
+
+    Attributes:
+        matmul_precision: passes of float32 products on TPU.
+        check: compare each node's shape and dtype with PyTorch's while lowering.
+    """
+
+    matmul_precision: MatmulPrecision = "default"
+    check: bool = False
 
 
 class Program:
@@ -30,29 +44,26 @@ class Program:
     Args:
         name: for the log.
         capture: `capture(inputs)` of a tree of `TensorSpec` gives the captured function.
+        lowering: how the graph becomes a JAX function.
         donated: names of the inputs whose buffers the outputs take over; they are gone after a call.
         key_inputs: dotted names of 0-d integer inputs that the key of random draws is made of: the seed, then what is
             folded into it; empty where nothing draws.
-        matmul_precision: passes of float32 products on TPU.
-        check: compare each node's shape and dtype with PyTorch's while lowering.
     """
 
     def __init__(
         self,
         name: str,
         capture: Callable[[Mapping[str, Tree]], CapturedProgram],
+        lowering: LoweringOptions = LoweringOptions(),
         *,
         donated: Sequence[str] = (),
         key_inputs: Sequence[str] = (),
-        matmul_precision: MatmulPrecision = "default",
-        check: bool = False,
     ) -> None:
         self.name = name
         self._capture = capture
         self._donated = tuple(donated)
         self._key_inputs = tuple(key_inputs)
-        self._matmul_precision: MatmulPrecision = matmul_precision
-        self._check = check
+        self._lowering = lowering
         self._compiled: dict[Signature, Any] = {}
         self._last: Signature = ()
 
@@ -85,8 +96,9 @@ class Program:
 
     def lower(self, **inputs: Tree) -> Any:
         """The `jax.stages.Lowered` for these inputs' shapes: StableHLO, not yet compiled."""
-        function = self._as_jax(self.capture(**inputs))
-        return jax.jit(function, donate_argnums=0).lower(*self._split(inputs))
+        captured = self.capture(**inputs)
+        with jax.enable_x64(needs_64_bit(captured.graph)):
+            return jax.jit(self._as_jax(captured), donate_argnums=0).lower(*self._split(inputs))
 
     def _split(self, inputs: Mapping[str, Tree]) -> tuple[Mapping[str, Tree], Mapping[str, Tree]]:
         """The donated and the other inputs."""
@@ -95,12 +107,12 @@ class Program:
 
     def _as_jax(self, captured: CapturedProgram) -> Callable[[Mapping[str, Tree], Mapping[str, Tree]], Tree]:
         """The captured function as a JAX function of its donated and of its other inputs."""
-        run = to_jax(captured.graph, check=self._check)
+        run = to_jax(captured.graph, check=self._lowering.check)
 
         def function(donated: Mapping[str, Tree], kept: Mapping[str, Tree]) -> Tree:
             leaves = dict(named_leaves({**donated, **kept}))
             key = _fold_key([leaves[name] for name in self._key_inputs])
-            with context.use(context.LoweringContext(key, self._matmul_precision)):
+            with context.use(context.LoweringContext(key, self._lowering.matmul_precision)):
                 outputs = run(*(leaves[name] for name in captured.input_names))
             return map_leaves(lambda _, index: outputs[index], captured.outputs)
 

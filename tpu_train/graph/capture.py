@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tpu_train.graph import random_sites
 from tpu_train.lowering.decompose import make_lowerable
+from tpu_train.lowering.interpreter import graph_modules
 
 # Nested dicts (and tuples) whose leaves are tensors, arrays or specs.
 Tree = Any
@@ -106,6 +107,8 @@ def capture(name: str, function: Callable[..., Tree], inputs: Mapping[str, Tree]
     graph = _trace(name, flat, fakes)
     _refuse_input_writes(name, graph, names)
     graph = make_lowerable(graph)
+    for module in graph_modules(graph):
+        module.graph.lint()
     output_names = tuple(leaf_name for leaf_name, _ in named_leaves(output["tree"]))
     return CapturedProgram(name, graph, tuple(names), output_names, output["tree"])
 

@@ -1,7 +1,8 @@
 """PyTorch dtypes as JAX dtypes, and PyTorch's promotion rule for JAX arrays.
 
-Integers are 32-bit in JAX unless 64-bit mode is on: `torch.int64` then lowers to `int32`. `interpreter.lower` turns
-64-bit mode on for a graph that needs it (float64 tensors, or an integer constant beyond 32 bits).
+Integers are 32-bit in JAX unless 64-bit mode is on: `torch.int64` then lowers to `int32`. A graph for
+which `interpreter.needs_64_bit` holds (float64 tensors, or an integer constant beyond 32 bits) is lowered
+in 64-bit mode.
 """
 
 import jax

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import torch
 from jax import Array
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from tpu_train.lowering import table
 from tpu_train.lowering.dtypes import jax_dtype
+from tpu_train.lowering.intrinsics import RANDOM_OPS
 
 JaxFunction = Callable[..., Any]
 
@@ -28,6 +30,24 @@ def graph_modules(graph_module: fx.GraphModule) -> Iterator[fx.GraphModule]:
     for child in graph_module.children():
         if isinstance(child, fx.GraphModule):
             yield from graph_modules(child)
+
+
+def needs_64_bit(graph_module: fx.GraphModule) -> bool:
+    """Whether the graph computes something that 32 bits cannot hold: a float64 tensor, or a large integer constant.
+
+    PyTorch's default integer is int64, nearly always for indices and counts that 32 bits hold; those lower to int32.
+    """
+    return any(_is_wide(node) for module in graph_modules(graph_module) for node in module.graph.nodes)
+
+
+def _is_wide(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and value.dtype == torch.float64:
+        return True
+    # Here a large integer means "to the end", or is the site of a draw.
+    if node.target in (torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default, *RANDOM_OPS):
+        return False
+    return any(isinstance(x, int) and not -(2**31) <= x < 2**31 for x in pytree.tree_leaves((node.args, node.kwargs)))
 
 
 def to_jax(graph_module: fx.GraphModule, *, check: bool = False) -> JaxFunction:

@@ -149,9 +149,9 @@ def _functionalize_loop(
     ctx: Any, body: LoopBody, carry: list[Tensor], xs: list[Tensor], consts: list[Tensor], reverse: bool
 ) -> LoopResult:
     """A loop only reads its arguments, and its body has been made functional before the graph around it."""
-    unwrapped = ctx.unwrap_tensors((carry, xs, consts))
+    carry, xs, consts = ctx.unwrap_tensors((carry, xs, consts))
     with ctx.redispatch_to_next():
-        result = loop(body, *unwrapped, reverse)
+        result = loop(body, carry, xs, consts, reverse)
     return ctx.wrap_tensors(result)
 
 
@@ -197,3 +197,4 @@ def _fake_integers(size: list[int], low: int, high: int, site: int, *, dtype: to
 random_uniform = torch.ops.tpu_train.random_uniform.default
 random_normal = torch.ops.tpu_train.random_normal.default
 random_integers = torch.ops.tpu_train.random_integers.default
+RANDOM_OPS = (random_uniform, random_normal, random_integers)

@@ -6,7 +6,7 @@ import numpy as np
 from torch import nn
 
 from tpu_train.config.schema import Run
-from tpu_train.execution.program import Program
+from tpu_train.execution.program import LoweringOptions, Program
 from tpu_train.execution.runtime import Runtime
 from tpu_train.graph.capture import Tree, capture
 from tpu_train.graph.initialization import capture_initialization
@@ -21,7 +21,7 @@ class Engine:
     Args:
         run: the configuration.
         runtime: the devices.
-        model: the module to train, on any device, its values unused; None builds the configured one.
+        model: the module to train, on any device, the values of its parameters unused; None builds the configured one.
     """
 
     def __init__(self, run: Run, runtime: Runtime, model: nn.Module | None = None) -> None:
@@ -41,20 +41,19 @@ class Engine:
         )
         step = make_train_step(self.model, objective, self._optimizer, decay, settings)
         evaluate = make_eval_step(self.model, objective, compute_dtype)
-        matmul = run.precision.matmul
+        lowering = LoweringOptions(run.precision.matmul, run.mode.check_graph)
         self.train_step = Program(
             "train_step",
             lambda inputs: capture("train_step", step, inputs),
+            lowering,
             donated=("state",),
             key_inputs=("state.seed", "state.step"),
-            matmul_precision=matmul,
         )
-        self.evaluate = Program(
-            "evaluate", lambda inputs: capture("evaluate", evaluate, inputs), matmul_precision=matmul
-        )
+        self.evaluate = Program("evaluate", lambda inputs: capture("evaluate", evaluate, inputs), lowering)
         self.initialize = Program(
             "initialize",
             lambda _: capture_initialization(self.model, DTYPES[run.precision.param]),
+            lowering,
             key_inputs=("seed",),
         )
 
@@ -64,15 +63,24 @@ class Engine:
         return self.state_from(params)
 
     def state_from(self, params: Tree) -> Tree:
-        """The state before the first step with these weights (device arrays by full name)."""
-        counters = {"updates": np.int32(0), "step": np.int32(0), "halted": np.bool_(False)}
+        """The state before the first step with these weights, device arrays by full name.
+
+        Parameters of the module that do not require gradients are frozen: no gradient, no moments.
+        """
+        trainable = {name for name, param in self.model.named_parameters() if param.requires_grad}
+        trained = {name: value for name, value in params.items() if name in trainable}
+        numbers = {
+            "buffers": {name: buffer.numpy() for name, buffer in self.model.named_buffers()},
+            "seed": np.int32(self._run.training.seed),
+            "updates": np.int32(0),
+            "step": np.int32(0),
+            "halted": np.bool_(False),
+        }
         return {
-            "params": params,
-            "frozen": {},
-            "buffers": {},
-            "optimizer": {slot: self._runtime.zeros_like(params) for slot in self._optimizer.slots},
-            "seed": self._runtime.put(np.int32(self._run.training.seed)),
-            **self._runtime.put(counters),
+            "params": trained,
+            "frozen": {name: value for name, value in params.items() if name not in trainable},
+            "optimizer": {slot: self._runtime.zeros_like(trained) for slot in self._optimizer.slots},
+            **self._runtime.put(numbers),
         }
 
     def step(self, state: Tree, batch: Mapping[str, np.ndarray], lr: float) -> tuple[Tree, Tree]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.unit.runs import make_run, random_batches
-from tpu_train.execution.program import Program
+from tpu_train.execution.program import LoweringOptions, Program
 from tpu_train.execution.runtime import Runtime
 from tpu_train.graph.capture import CapturedProgram, TensorSpec, capture
 from tpu_train.lowering.decompose import UnsupportedOpsError, source_of
@@ -154,7 +154,7 @@ def test_in_place_ops_on_intermediates_are_made_pure() -> None:
         y.t()[1].mul_(3)
         return {"y": y}
 
-    program = Program("test", lambda specs: capture("test", function, specs), check=True)
+    program = Program("test", lambda specs: capture("test", function, specs), LoweringOptions(check=True))
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     out = RUNTIME.fetch(program(x=RUNTIME.put(x)))["y"]
     np.testing.assert_array_equal(out, function(torch.from_numpy(x))["y"].numpy())
@@ -170,7 +170,7 @@ def test_the_graph_itself_runs_in_plain_pytorch() -> None:
     captured = capture("test", function, {"x": spec(3, 4)})
     x = torch.randn(3, 4)
     outputs = captured.graph(x)
-    program = Program("test", lambda specs: capture("test", function, specs), check=True)
+    program = Program("test", lambda specs: capture("test", function, specs), LoweringOptions(check=True))
     expected = RUNTIME.fetch(program(x=RUNTIME.put(x.numpy())))
     suffix_sums = x.flip(0).cumsum(0).flip(0)
     torch.testing.assert_close(outputs[captured.outputs["carry"]], x.sum(0))

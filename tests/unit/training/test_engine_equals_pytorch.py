@@ -9,6 +9,7 @@ import pytest
 from tests.unit.runs import LLAMA3, QWEN3, SGD, make_run, random_batches, train_in_torch
 from tpu_train.config import schema
 from tpu_train.execution.runtime import Runtime
+from tpu_train.training.build import build_model
 from tpu_train.training.engine import Engine
 
 STEPS = 20
@@ -49,6 +50,21 @@ def test_twenty_adamw_steps_equal_pytorch(model: Any, accumulation: int, ignored
     for name, value in expected.params.items():
         assert np.linalg.norm(final[name] - value) / np.linalg.norm(value) <= 1e-5, name
         np.testing.assert_allclose(final[name], value, atol=1e-4, rtol=0, err_msg=name)
+
+
+def test_frozen_parameters_keep_their_values_and_have_no_moments() -> None:
+    run = make_run()
+    model = build_model(run.model)
+    model.get_parameter("embedding.weight").requires_grad_(False)
+    runtime = Runtime("cpu")
+    engine = Engine(run, runtime, model)
+    state = engine.initial_state()
+    before = np.array(state["frozen"]["embedding.weight"])
+    assert "embedding.weight" not in state["optimizer"]["mu"]
+    gate = np.array(state["params"]["layers.0.feed_forward.gate.weight"])
+    state, _ = engine.step(state, random_batches(1, run)[0], 1e-3)
+    np.testing.assert_array_equal(state["frozen"]["embedding.weight"], before)
+    assert (np.array(state["params"]["layers.0.feed_forward.gate.weight"]) != gate).mean() > 0.99
 
 
 def test_twenty_sgd_steps_equal_pytorch() -> None:

@@ -1,0 +1,252 @@
+"""One training step four ways, in one process: PyTorch eager, torch.compile, hand-written JAX, mode=graph.
+
+Same model, weights, batches and threads; the contenders take turns, one step each, so that whatever else the machine
+does hits all of them. Prints medians and ratios; the losses of all must agree, or the times mean nothing.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import Array
+from torch import nn
+from torch.nn import functional as F
+
+from tpu_train.config import schema
+from tpu_train.config.compose import compose
+from tpu_train.execution.runtime import Runtime
+from tpu_train.models.families import FAMILIES
+from tpu_train.optim.build import decay_mask
+from tpu_train.training.engine import Engine
+
+# A Qwen3 of 29 million parameters.
+OVERRIDES = [
+    "model=qwen3_debug",
+    "model.dim=512",
+    "model.num_layers=8",
+    "model.num_heads=8",
+    "model.num_kv_heads=4",
+    "model.head_dim=64",
+    "model.ffn_dim=1536",
+    "model.vocab_size=8192",
+    "model.tie_embeddings=true",
+    "precision=fp32",
+    "data=synthetic",
+    "training.seq_len=512",
+    "runtime.platform=cpu",
+]
+LOSS_TOLERANCE = 1e-4  # relative; the contenders compute the same function in different orders
+
+Batch = Mapping[str, np.ndarray]
+Step = Callable[[Batch], float]
+
+
+def torch_step(run: schema.Run, params: Mapping[str, np.ndarray], compiled: bool) -> Step:
+    """A training step as a PyTorch user writes it."""
+    sizes = dataclasses.asdict(run.model)
+    del sizes["seq_len"]
+    model = FAMILIES[sizes.pop("family")](**sizes).build()
+    model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in params.items()})
+    named = dict(model.named_parameters())
+    decay = decay_mask(model, run.optimizer.no_decay)
+    config = run.optimizer
+    assert isinstance(config, schema.AdamW)
+    groups = [
+        {"params": [p for n, p in named.items() if decay[n] is flag], "weight_decay": config.weight_decay * flag}
+        for flag in (True, False)
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps)
+    limit = run.training.max_grad_norm
+    assert limit is not None
+
+    def loss_of(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(tokens.shape[1]).expand(tokens.shape)
+        return F.cross_entropy(model(tokens, positions).flatten(0, 1), labels.flatten())
+
+    forward = torch.compile(loss_of) if compiled else loss_of
+
+    def step(batch: Batch) -> float:
+        tokens, labels = (torch.from_numpy(batch[name]).long() for name in ("tokens", "labels"))
+        loss = forward(tokens, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(list(named.values()), limit)
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def graph_step(engine: Engine, runtime: Runtime, lr: float) -> Step:
+    """A training step of `mode=graph`."""
+    state = engine.initial_state()
+
+    def step(batch: Batch) -> float:
+        nonlocal state
+        state, metrics = engine.step(state, batch, lr)
+        return float(runtime.fetch(metrics)["loss"])
+
+    return step
+
+
+def jax_step(run: schema.Run, params: Mapping[str, np.ndarray]) -> Step:
+    """A training step as a JAX user writes it by hand: one jitted function, weights and moments donated."""
+    weights = {name: jnp.array(value) for name, value in params.items()}
+    state = (weights, jax.tree.map(jnp.zeros_like, weights), jax.tree.map(jnp.zeros_like, weights), jnp.int32(0))
+    update = jax.jit(functools.partial(jax_update, run), donate_argnums=0)
+
+    def step(batch: Batch) -> float:
+        nonlocal state
+        state, loss = update(state, jnp.asarray(batch["tokens"]), jnp.asarray(batch["labels"]))
+        return float(loss)
+
+    return step
+
+
+def jax_update(run: schema.Run, state: tuple[Any, ...], tokens: Array, labels: Array) -> tuple[tuple[Any, ...], Array]:
+    """Forward, backward, clipping and AdamW."""
+    params, mu, nu, count = state
+    config = run.optimizer
+    assert isinstance(config, schema.AdamW)
+    assert run.training.max_grad_norm is not None
+    loss, grads = jax.value_and_grad(jax_loss)(params, tokens, labels, run.model)
+    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads.values()))
+    factor = jnp.minimum(1.0, run.training.max_grad_norm / (norm + 1e-6))
+    count = count + 1
+    correction1 = 1 - config.beta1 ** count.astype(jnp.float32)
+    correction2 = 1 - config.beta2 ** count.astype(jnp.float32)
+    new: tuple[dict[str, Array], ...] = ({}, {}, {})
+    for name, param in params.items():
+        grad = grads[name] * factor
+        first = config.beta1 * mu[name] + (1 - config.beta1) * grad
+        second = config.beta2 * nu[name] + (1 - config.beta2) * grad * grad
+        decay = 0.0 if "norm" in name or "embedding" in name else config.weight_decay
+        change = first / correction1 / (jnp.sqrt(second / correction2) + config.eps)
+        new[0][name] = param * (1 - config.lr * decay) - config.lr * change
+        new[1][name], new[2][name] = first, second
+    return (*new, count), loss
+
+
+def jax_loss(params: Mapping[str, Array], tokens: Array, labels: Array, model: Any) -> Array:
+    """Mean cross-entropy of a Qwen3 with tied embeddings."""
+    x = params["embedding.weight"][tokens]
+    frequencies = 1 / model.rope_theta ** (jnp.arange(0, model.head_dim, 2) / model.head_dim)
+    angles = jnp.arange(tokens.shape[1])[:, None] * frequencies
+    cos, sin = jnp.cos(angles)[None, :, None], jnp.sin(angles)[None, :, None]
+    for i in range(model.num_layers):
+        weights = {k.removeprefix(f"layers.{i}."): v for k, v in params.items() if k.startswith(f"layers.{i}.")}
+        h = jax_rms_norm(x, weights["attention_norm.weight"], model.norm_eps)
+        x = x + jax_attention(h, weights, cos, sin, model)
+        h = jax_rms_norm(x, weights["feed_forward_norm.weight"], model.norm_eps)
+        gated = jax.nn.silu(h @ weights["feed_forward.gate.weight"].T) * (h @ weights["feed_forward.up.weight"].T)
+        x = x + gated @ weights["feed_forward.down.weight"].T
+    logits = jax_rms_norm(x, params["norm.weight"], model.norm_eps) @ params["embedding.weight"].T
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1)
+    return -jnp.mean(chosen)
+
+
+def jax_attention(h: Array, weights: Mapping[str, Array], cos: Array, sin: Array, model: Any) -> Array:
+    """Causal grouped-query attention with normed queries and keys; h is [B, S, D]."""
+    batch, length, _ = h.shape
+    groups = model.num_heads // model.num_kv_heads
+
+    def heads(name: str) -> Array:
+        return (h @ weights[f"attention.{name}.weight"].T).reshape(batch, length, -1, model.head_dim)
+
+    def rotate(x: Array) -> Array:
+        low, high = jnp.split(x, 2, axis=-1)
+        return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
+
+    query = rotate(jax_rms_norm(heads("query"), weights["attention.query_norm.weight"], model.norm_eps))
+    key = rotate(jax_rms_norm(heads("key"), weights["attention.key_norm.weight"], model.norm_eps))
+    value = heads("value")
+    query = query.reshape(batch, length, model.num_kv_heads, groups, model.head_dim)
+    scores = jnp.einsum("bskgn,btkn->bkgst", query, key) / model.head_dim**0.5
+    causal = jnp.tril(jnp.ones((length, length), bool))
+    weight = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf))
+    mixed = jnp.einsum("bkgst,btkn->bskgn", weight, value).reshape(batch, length, -1)
+    return mixed @ weights["attention.output.weight"].T
+
+
+def jax_rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """RMS norm over the last dimension."""
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+
+
+def measure(contenders: Mapping[str, Step], batches: list[Batch], warmup: int) -> dict[str, list[float]]:
+    """Seconds per step of each contender, taking turns; refuses losses that differ."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number, batch in enumerate(batches):
+        losses = {}
+        for name, step in contenders.items():
+            start = time.perf_counter()
+            losses[name] = step(batch)
+            if number >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+        reference = losses["graph"]
+        for name, loss in losses.items():
+            if abs(loss - reference) > LOSS_TOLERANCE * abs(reference):
+                raise SystemExit(f"step {number + 1}: loss of {name} is {loss}, of graph {reference}")
+        print(f"step {number + 1}/{len(batches)}: loss {reference:.5f}", file=sys.stderr)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--steps", type=int, default=10, help="measured steps of each contender, at least 10")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them")
+    parser.add_argument("--batch", type=int, default=4, help="sequences per step")
+    parser.add_argument("--without", action="append", default=[], help="leave a contender out: eager, compile or jax")
+    arguments = parser.parse_args()
+
+    run = compose([*OVERRIDES, f"training.batch_per_device={arguments.batch}"]).run
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    runtime = Runtime(run.runtime.platform)
+    engine = Engine(run, runtime)
+    params = runtime.fetch(engine.initial_state()["params"])
+    makers: dict[str, Callable[[], Step]] = {
+        "eager": lambda: torch_step(run, params, compiled=False),
+        "compile": lambda: torch_step(run, params, compiled=True),
+        "jax": lambda: jax_step(run, params),
+        "graph": lambda: graph_step(engine, runtime, run.optimizer.lr),
+    }
+    contenders = {name: make() for name, make in makers.items() if name not in arguments.without}
+    rng = np.random.default_rng(0)
+    shape = (arguments.batch, run.training.seq_len + 1)
+    count = arguments.warmup + arguments.steps
+    rows = [rng.integers(0, run.model.vocab_size, shape, dtype=np.int32) for _ in range(count)]
+    batches: list[Batch] = [{"tokens": r[:, :-1].copy(), "labels": r[:, 1:].copy()} for r in rows]
+    seconds = measure(contenders, batches, arguments.warmup)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    result = {
+        "parameters": sum(int(np.prod(p.shape)) for p in params.values()),
+        "tokens_per_step": shape[0] * run.training.seq_len,
+        "threads": torch.get_num_threads(),
+        "steps": arguments.steps,
+        "contenders": {
+            name: {"seconds": medians[name], "ratio_to_graph": medians[name] / medians["graph"]} for name in contenders
+        },
+    }
+    if arguments.json:
+        print(json.dumps(result))
+        return
+    print(f"Qwen3, {result['parameters']:,} parameters, {shape[0]} x {run.training.seq_len} tokens, float32, "
+          f"{result['threads']} threads, median of {arguments.steps} steps")  # fmt: skip
+    for name, row in result["contenders"].items():
+        print(f"{name:8s} {row['seconds']:7.3f} s  {row['ratio_to_graph']:6.3f} x graph")
+
+
+if __name__ == "__main__":
+    main()
