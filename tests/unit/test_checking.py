@@ -26,6 +26,6 @@ def test_measures_are_those_of_the_design() -> None:
         "flops_per_token": 57_912_852_480,
         "flops_per_token_causal": 51_470_401_536,
         "seq_len": 8192,
-        "global_batch_size": 16,
-        "tokens_per_step": 16 * 8192,
+        "global_batch_size": 8,
+        "tokens_per_step": 8 * 8192,
     }

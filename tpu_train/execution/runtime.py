@@ -48,7 +48,7 @@ class Runtime:
         if devices != 1:
             jax.config.update("jax_num_cpu_devices", devices)
         try:
-            self.devices = jax.local_devices()
+            self.devices = jax.local_devices(backend=None if platform == "auto" else platform)
         except RuntimeError as error:
             raise ValueError(f"runtime.platform={platform}: {str(error).splitlines()[0]}") from error
         self.platform = self.devices[0].platform

@@ -119,7 +119,7 @@ class Trainer:
         self._batch_size = global_batch_size(run)
         self._tokens_per_step = self._batch_size * run.training.seq_len
         self._skipped = 0
-        self._last_finish = 0.0
+        self._first_start = self._last_finish = 0.0
 
     def train(self, data: TokenStream, held_out: PackedStream | None, folder: RunFolder) -> int:
         """Runs every step, then the held-out loss; the last weights are in the run folder either way."""
@@ -148,7 +148,7 @@ class Trainer:
         steps = self._run.training.steps
         started: deque[_Started] = deque()
         with Prefetch(data.batch(step, self._batch_size) for step in range(steps)) as batches:
-            self._last_finish = time.perf_counter()
+            self._first_start = self._last_finish = time.perf_counter()
             for step, batch in enumerate(batches, start=1):
                 lr = self._rate(step - 1)
                 state, metrics = self._engine.step(state, batch, lr)
@@ -185,7 +185,8 @@ class Trainer:
             "skipped_steps": self._skipped,
         }
         self._loggers.write(record)
-        self._progress.step(record, seconds * (self._run.training.steps - started.step))
+        seconds_left = (now - self._first_start) / started.step * (self._run.training.steps - started.step)
+        self._progress.step(record, seconds_left)
 
     def _validate(self, state: Tree, held_out: PackedStream | None) -> None:
         if held_out is None or self._run.validation.steps == 0:

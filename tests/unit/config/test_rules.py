@@ -11,7 +11,7 @@ from tpu_train.config.rules import global_batch_size, rules
     [
         (["training.batch_per_device=null"], "training.batch_per_device", "neither training.batch_per_device nor"),
         (["training.global_batch_size=8"], "training.global_batch_size", "one of them must be null"),
-        (["training.grad_accumulation=3"], "training.grad_accumulation", "does not divide the global batch of 16"),
+        (["training.grad_accumulation=3"], "training.grad_accumulation", "does not divide the global batch of 8"),
         (["model.num_kv_heads=3"], "model.num_kv_heads", "does not divide model.num_heads, 8"),
         (["model.head_dim=33"], "model.head_dim", "need an even number"),
         (["optimizer.no_decay=[norms]"], "optimizer.no_decay", "has 'norms'; allowed are norm, bias, embedding"),

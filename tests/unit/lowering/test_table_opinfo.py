@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter with Tensor src is deprecated:UserWarning"),
     pytest.mark.filterwarnings(r"ignore:torch.searchsorted\(\). input value tensor is non-contiguous:UserWarning"),
 ]
-QUICK_CHECKS = 3  # per op, OpInfo and dtype; all of them with --full
+QUICK_CHECKS = 2  # per op, OpInfo and dtype; all of them with --full
 
 
 def _check_opinfo(name: str, ops: set[OpOverload], dtype: torch.dtype, limit: int | None) -> CheckEntries:
@@ -55,9 +55,10 @@ def test_entry_equals_pytorch_on_hand_written_samples(name: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("letter", sorted(DTYPES))
-@pytest.mark.parametrize("name", sorted(OPINFOS))
+# PyTorch warns of experimental, deprecated and slow paths in its own samples; JAX's warnings are of other categories.
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("name", "letter"), [(name, letter) for letter in DTYPES for name, _ in opinfos_with(DTYPES[letter])]
+)
 def test_all_entries_equal_pytorch_on_all_samples(name: str, letter: str) -> None:
-    if name not in dict(opinfos_with(DTYPES[letter])):
-        pytest.skip(f"{name} does not take {DTYPES[letter]}")
     _check_opinfo(name, set(OPS.values()), DTYPES[letter], limit=None)
