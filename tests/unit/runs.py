@@ -98,8 +98,8 @@ def make_run(**changes: Any) -> schema.Run:
     return dataclasses.replace(run, **changes)
 
 
-def random_batches(count: int, run: schema.Run, ignored: float = 0.0) -> list[dict[str, np.ndarray]]:
-    """Batches of random tokens. With `ignored`, the later a row the more of its labels are -100, up to all of them.
+def random_batches(count: int, run: schema.Run, ignored: bool = False) -> list[dict[str, np.ndarray]]:
+    """Batches of random tokens. With `ignored`, the later a row the more of its labels are -100, all of the last two's.
 
     Only 32 tokens occur, so that each has a gradient from many positions: AdamW divides by a gradient's own size, and a
     token seen once, before ignored labels, has one so small that PyTorch's float32 run is 3e-5 from its float64 run.
@@ -110,7 +110,7 @@ def random_batches(count: int, run: schema.Run, ignored: float = 0.0) -> list[di
     for _ in range(count):
         tokens = rng.integers(0, 32, (rows, seq_len + 1)).astype(np.int32)
         labels = tokens[:, 1:].copy()
-        share = np.linspace(0, 1, rows)[:, None] if ignored else np.zeros((rows, 1))
+        share = np.linspace(0, 1.2, rows)[:, None] if ignored else np.zeros((rows, 1))
         labels[rng.random(labels.shape) < share] = -100
         batches.append({"tokens": tokens[:, :-1].copy(), "labels": labels})
     return batches

@@ -33,13 +33,12 @@ def run_graph(
 
 @pytest.mark.parametrize("model", [QWEN3, LLAMA3], ids=["qwen3_tied", "llama3_untied_scaled"])
 @pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("ignored", [0.0, 1.0], ids=["all_labels", "unequal_ignored_labels"])
-def test_twenty_adamw_steps_equal_pytorch(model: Any, accumulation: int, ignored: float) -> None:
+@pytest.mark.parametrize("ignored", [False, True], ids=["all_labels", "unequal_ignored_labels"])
+def test_twenty_adamw_steps_equal_pytorch(model: Any, accumulation: int, ignored: bool) -> None:
     run = make_run(model=model, training={"grad_accumulation": accumulation, "max_grad_norm": 0.3})
     batches = random_batches(STEPS, run, ignored)
     if ignored:
-        assert (batches[0]["labels"][-2:] == -100).mean() > 0.8
-        assert (batches[0]["labels"][-1] == -100).all()
+        assert (batches[0]["labels"][-2:] == -100).all(), "with 4 microbatches, one has no valid label"
     initial, metrics, final = run_graph(run, batches)
     expected = train_in_torch(run, initial, batches)
     assert max(expected.grad_norms) > 0.3, "clipping must be active"
