@@ -150,6 +150,16 @@ def _losses(dtype: torch.dtype) -> list[Arguments]:
     return [call(x, target, None, reduction, -100) for reduction in (0, 1, 2)]
 
 
+def _loss_gradients(dtype: torch.dtype) -> list[Arguments]:
+    found = []
+    for (x, target, weight, reduction, ignored), _ in _losses(dtype):
+        grad = values(dtype, 5) if reduction == 0 else values(dtype)
+        total_weight = torch.tensor(3.0, dtype=dtype)
+        found += [call(grad, x, target, weight, reduction, ignored, total_weight)]
+        found += [call(grad, x, target.clamp(min=0), weight, reduction, 0, total_weight)]
+    return found
+
+
 def _embedding_gradients(dtype: torch.dtype) -> list[Arguments]:
     indices = torch.tensor([[0, 3, 3], [9, 0, 3]])
     return [call(values(dtype, 2, 3, 4), indices, 10, padding_idx, False) for padding_idx in (-1, 3)]
@@ -220,6 +230,8 @@ HAND_WRITTEN: dict[str, tuple[Callable[[torch.dtype], list[Arguments]], str]] = 
     "index.Tensor": (_indices, "fbi"),
     "index_put.default": (_index_puts, "fbi"),
     "nll_loss_forward.default": (_losses, "fb"),
+    "nll_loss_backward.default": (_loss_gradients, "fb"),
+    "cumsum.default": (lambda dtype: [call(values(dtype, 3, 4), dim) for dim in (0, 1, -2)], "fbi"),
     "embedding_dense_backward.default": (_embedding_gradients, "fb"),
     "squeeze.dims": (lambda dtype: [call(values(dtype, 1, 3, 1), [0, 1, -1])], "fbi"),
     "gt.Tensor": (lambda dtype: [call(values(dtype, 3), torch.tensor(0.5))], "fbi"),

@@ -32,7 +32,10 @@ def _accumulated_dtype(x: Array, dtype: jnp.dtype | None) -> jnp.dtype:
 
 
 def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: jnp.dtype | None = None) -> Array:
-    return jnp.sum(x, many_dims(dim, x.ndim), _accumulated_dtype(x, dtype), keepdims=keepdim)
+    dtype = _accumulated_dtype(x, dtype)
+    wide = widen(x.astype(dtype))
+    # Given a dtype, jnp adds in it, 16 bits or not; so it is given the wide one.
+    return jnp.sum(wide, many_dims(dim, x.ndim), wide.dtype, keepdims=keepdim).astype(dtype)
 
 
 def nansum(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: jnp.dtype | None = None) -> Array:
@@ -50,7 +53,9 @@ def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: jnp.dtype 
 
 def prod(x: Array, dim: int | None = None, keepdim: bool = False, *, dtype: jnp.dtype | None = None) -> Array:
     dims = None if dim is None else many_dims(dim, x.ndim)
-    return jnp.prod(x, dims, _accumulated_dtype(x, dtype), keepdims=keepdim)
+    dtype = _accumulated_dtype(x, dtype)
+    wide = widen(x.astype(dtype))
+    return jnp.prod(wide, dims, wide.dtype, keepdims=keepdim).astype(dtype)
 
 
 def prod_all(x: Array, *, dtype: jnp.dtype | None = None) -> Array:
