@@ -1,18 +1,23 @@
-"""One training step four ways, in one process: PyTorch eager, torch.compile, hand-written JAX, mode=graph.
+"""One training step four ways, in one run: PyTorch eager, torch.compile, hand-written JAX, mode=graph.
 
-Same model, weights, batches and threads; the contenders take turns, one step each, so that whatever else the machine
-does hits all of them. Prints medians and ratios; the losses of all must agree, or the times mean nothing.
+Same model, weights, batches and threads. Each contender has a process of its own, as its users would run it, and they
+take turns, one step each, so that whatever else the machine does hits all of them. Prints medians and ratios; the
+losses of all must agree, or the times mean nothing.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import json
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,32 +25,37 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import Array
+from safetensors.numpy import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
 from tpu_train.config import schema
 from tpu_train.config.compose import compose
+from tpu_train.config.rules import global_batch_size
+from tpu_train.execution.host_memory import keep_freed_memory
 from tpu_train.execution.runtime import Runtime
 from tpu_train.models.families import FAMILIES
 from tpu_train.optim.build import decay_mask
+from tpu_train.training.build import build_model
 from tpu_train.training.engine import Engine
 
-# A Qwen3 of 29 million parameters.
+# A small Qwen3 with the family's own vocabulary, tied.
 OVERRIDES = [
     "model=qwen3_debug",
-    "model.dim=512",
-    "model.num_layers=8",
+    "model.dim=256",
+    "model.num_layers=4",
     "model.num_heads=8",
     "model.num_kv_heads=4",
     "model.head_dim=64",
-    "model.ffn_dim=1536",
-    "model.vocab_size=8192",
+    "model.ffn_dim=768",
+    "model.vocab_size=151936",
     "model.tie_embeddings=true",
     "precision=fp32",
     "data=synthetic",
     "training.seq_len=512",
     "runtime.platform=cpu",
 ]
+CONTENDERS = ("eager", "compile", "jax", "graph")
 LOSS_TOLERANCE = 1e-4  # relative; the contenders compute the same function in different orders
 
 Batch = Mapping[str, np.ndarray]
@@ -88,9 +98,12 @@ def torch_step(run: schema.Run, params: Mapping[str, np.ndarray], compiled: bool
     return step
 
 
-def graph_step(engine: Engine, runtime: Runtime, lr: float) -> Step:
+def graph_step(run: schema.Run, params: Mapping[str, np.ndarray]) -> Step:
     """A training step of `mode=graph`."""
-    state = engine.initial_state()
+    runtime = Runtime(run.runtime.platform)
+    engine = Engine(run, runtime)
+    state = engine.state_from(runtime.put(params))
+    lr = run.optimizer.lr
 
     def step(batch: Batch) -> float:
         nonlocal state
@@ -152,8 +165,8 @@ def jax_loss(params: Mapping[str, Array], tokens: Array, labels: Array, model: A
         gated = jax.nn.silu(h @ weights["feed_forward.gate.weight"].T) * (h @ weights["feed_forward.up.weight"].T)
         x = x + gated @ weights["feed_forward.down.weight"].T
     logits = jax_rms_norm(x, params["norm.weight"], model.norm_eps) @ params["embedding.weight"].T
-    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1)
-    return -jnp.mean(chosen)
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
 
 
 def jax_attention(h: Array, weights: Mapping[str, Array], cos: Array, sin: Array, model: Any) -> Array:
@@ -184,68 +197,135 @@ def jax_rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * weight
 
 
-def measure(contenders: Mapping[str, Step], batches: list[Batch], warmup: int) -> dict[str, list[float]]:
+def make_step(name: str, run: schema.Run, params: Mapping[str, np.ndarray]) -> Step:
+    """A contender's step, from the given weights."""
+    match name:
+        case "jax":
+            return jax_step(run, params)
+        case "graph":
+            return graph_step(run, params)
+        case _:
+            return torch_step(run, params, compiled=name == "compile")
+
+
+def batches_of(run: schema.Run, count: int) -> list[Batch]:
+    """The same random batches in every process."""
+    rng = np.random.default_rng(0)
+    shape = (global_batch_size(run), run.training.seq_len + 1)
+    rows = [rng.integers(0, run.model.vocab_size, shape, dtype=np.int32) for _ in range(count)]
+    return [{"tokens": row[:, :-1].copy(), "labels": row[:, 1:].copy()} for row in rows]
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """A contender's process: a line in, a step, a line out with its seconds and loss."""
+    run = configuration(arguments)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    if arguments.keep_memory:
+        keep_freed_memory()
+    step = make_step(arguments.worker, run, load_file(arguments.params))
+    for batch in batches_of(run, arguments.warmup + arguments.steps):
+        sys.stdin.readline()
+        start = time.perf_counter()
+        loss = step(batch)
+        print(json.dumps({"seconds": time.perf_counter() - start, "loss": loss}), flush=True)
+
+
+def measure(names: Sequence[str], arguments: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     """Seconds per step of each contender, taking turns; refuses losses that differ."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for number, batch in enumerate(batches):
-        losses = {}
-        for name, step in contenders.items():
-            start = time.perf_counter()
-            losses[name] = step(batch)
-            if number >= warmup:
-                seconds[name].append(time.perf_counter() - start)
-        reference = losses["graph"]
-        for name, loss in losses.items():
-            if abs(loss - reference) > LOSS_TOLERANCE * abs(reference):
-                raise SystemExit(f"step {number + 1}: loss of {name} is {loss}, of graph {reference}")
-        print(f"step {number + 1}/{len(batches)}: loss {reference:.5f}", file=sys.stderr)
+    run = configuration(arguments)
+    runtime = Runtime(run.runtime.platform)
+    params = runtime.fetch(Engine(run, runtime).initial_state()["params"])
+    save_file({name: np.array(value) for name, value in params.items()}, folder / "params.safetensors")
+    words = [*sys.argv[1:], "--params", str(folder / "params.safetensors")]
+    with contextlib.ExitStack() as stack:
+        workers = {name: stack.enter_context(start_worker(name, words)) for name in names}
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        for number in range(arguments.warmup + arguments.steps):
+            results = {name: ask(worker) for name, worker in workers.items()}
+            for name, result in results.items():
+                if abs(result["loss"] - results["graph"]["loss"]) > LOSS_TOLERANCE * abs(result["loss"]):
+                    raise SystemExit(f"step {number + 1}: the losses differ: {results}")
+                if number >= arguments.warmup:
+                    seconds[name].append(result["seconds"])
+            print(f"step {number + 1}: loss {results['graph']['loss']:.5f}", file=sys.stderr)
     return seconds
 
 
-def main() -> None:
+@contextlib.contextmanager
+def start_worker(name: str, words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """The process of a contender."""
+    command = [sys.executable, __file__, "--worker", name, *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        try:
+            yield worker
+        finally:
+            worker.kill()
+
+
+def ask(worker: subprocess.Popen[str]) -> dict[str, float]:
+    """One step of a contender."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    print(file=worker.stdin, flush=True)
+    line = worker.stdout.readline()
+    if not line:
+        raise SystemExit(f"{worker.args}: ended with exit code {worker.wait()}")
+    return json.loads(line)
+
+
+def configuration(arguments: argparse.Namespace) -> schema.Run:
+    """The run that is measured."""
+    return compose([*OVERRIDES, f"training.batch_per_device={arguments.batch}", *arguments.override]).run
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--steps", type=int, default=10, help="measured steps of each contender, at least 10")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before them")
+    parser.add_argument("--steps", type=int, default=10, help="measured steps of each contender")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them, compilation included")
     parser.add_argument("--batch", type=int, default=4, help="sequences per step")
-    parser.add_argument("--without", action="append", default=[], help="leave a contender out: eager, compile or jax")
-    arguments = parser.parse_args()
+    parser.add_argument("--without", action="append", default=[], choices=CONTENDERS[:-1], help="leave one out")
+    parser.add_argument("--keep-memory", action="store_true", help="give all contenders mode=graph's memory policy")
+    parser.add_argument("override", nargs="*", help="config overrides, like model.num_layers=8")
+    parser.add_argument("--worker", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--params", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
 
-    run = compose([*OVERRIDES, f"training.batch_per_device={arguments.batch}"]).run
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    runtime = Runtime(run.runtime.platform)
-    engine = Engine(run, runtime)
-    params = runtime.fetch(engine.initial_state()["params"])
-    makers: dict[str, Callable[[], Step]] = {
-        "eager": lambda: torch_step(run, params, compiled=False),
-        "compile": lambda: torch_step(run, params, compiled=True),
-        "jax": lambda: jax_step(run, params),
-        "graph": lambda: graph_step(engine, runtime, run.optimizer.lr),
-    }
-    contenders = {name: make() for name, make in makers.items() if name not in arguments.without}
-    rng = np.random.default_rng(0)
-    shape = (arguments.batch, run.training.seq_len + 1)
-    count = arguments.warmup + arguments.steps
-    rows = [rng.integers(0, run.model.vocab_size, shape, dtype=np.int32) for _ in range(count)]
-    batches: list[Batch] = [{"tokens": r[:, :-1].copy(), "labels": r[:, 1:].copy()} for r in rows]
-    seconds = measure(contenders, batches, arguments.warmup)
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.worker:
+        work(arguments)
+        return
+    names = [name for name in CONTENDERS if name not in arguments.without]
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = measure(names, arguments, Path(folder))
+    run = configuration(arguments)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    result = {
-        "parameters": sum(int(np.prod(p.shape)) for p in params.values()),
-        "tokens_per_step": shape[0] * run.training.seq_len,
-        "threads": torch.get_num_threads(),
+    result: dict[str, Any] = {
+        "parameters": sum(p.numel() for p in build_model(run.model).parameters()),
+        "sequences": global_batch_size(run),
+        "seq_len": run.training.seq_len,
+        "threads": len(os.sched_getaffinity(0)),
         "steps": arguments.steps,
         "contenders": {
-            name: {"seconds": medians[name], "ratio_to_graph": medians[name] / medians["graph"]} for name in contenders
+            name: {"seconds": value, "ratio_to_graph": value / medians["graph"]} for name, value in medians.items()
         },
     }
-    if arguments.json:
-        print(json.dumps(result))
-        return
-    print(f"Qwen3, {result['parameters']:,} parameters, {shape[0]} x {run.training.seq_len} tokens, float32, "
-          f"{result['threads']} threads, median of {arguments.steps} steps")  # fmt: skip
-    for name, row in result["contenders"].items():
-        print(f"{name:8s} {row['seconds']:7.3f} s  {row['ratio_to_graph']:6.3f} x graph")
+    print(json.dumps(result) if arguments.json else describe(result))
+
+
+def describe(result: dict[str, Any]) -> str:
+    """The result as a table."""
+    lines = [
+        f"Qwen3, {result['parameters']:,} parameters, {result['sequences']} x {result['seq_len']} tokens, float32, "
+        f"{result['threads']} threads, median of {result['steps']} steps"
+    ]
+    lines += [
+        f"{name:8s} {row['seconds']:7.3f} s  {row['ratio_to_graph']:6.3f} x graph"
+        for name, row in result["contenders"].items()
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

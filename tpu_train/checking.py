@@ -12,10 +12,12 @@ from tpu_train.config import rules as config_rules
 from tpu_train.config.problems import Problem
 from tpu_train.config.schema import Run
 from tpu_train.data import rules as data_rules
+from tpu_train.graph import rules as graph_rules
 
 # Later stages' rules join here, in the order of DESIGN's layout.
 RULES: tuple[Callable[[Run], list[Problem]], ...] = (
     config_rules.rules,
+    graph_rules.rules,
     data_rules.rules,
 )
 

@@ -34,7 +34,8 @@ def test_commands_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest
     assert not check(composed.run, composed.sources)
     topics = [word for word in words if "=" not in word]
     if topics[:1] == ["show"] and len(topics) > 1:
-        assert topic(topics[1], composed, None)
+        _, text = topic(topics[1], composed, None)
+        assert text
 
 
 def test_it_names_every_field_of_a_metrics_line() -> None:

@@ -83,7 +83,7 @@ def make_run(**changes: Any) -> schema.Run:
         model=QWEN3,
         objective=schema.CausalLmObjective(name="causal_lm"),
         parallelism=schema.SingleParallelism(name="single"),
-        mode=schema.GraphMode(name="graph", check_graph=True),
+        mode=schema.GraphMode(name="graph", passes=("fuse_cross_entropy_pass",), check_graph=True),
         precision=schema.Precision(param="float32", compute="float32", matmul="default"),
         optimizer=ADAMW,
         schedule=schema.ConstantSchedule(name="constant", warmup_steps=0),

@@ -75,6 +75,7 @@ class GraphMode:
     """The whole step captured by make_fx as one graph and run as one XLA program."""
 
     name: Literal["graph"] = key("Execution mode.")
+    passes: tuple[str, ...] = key("Graph passes to run; the order is the program's own.")
     check_graph: bool = key("Compare each node's shape and dtype with PyTorch's while lowering; for finding faults.")
 
 

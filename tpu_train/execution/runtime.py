@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpu_train.execution.host_memory import keep_freed_memory
 from tpu_train.graph.capture import Tree, map_leaves
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Runtime:
     """
 
     def __init__(self, platform: str = "auto", devices: int = 1) -> None:
+        keep_freed_memory()  # before JAX starts its threads
         if platform != "auto":
             jax.config.update("jax_platforms", {"gpu": "cuda,rocm"}.get(platform, platform))
         if devices != 1:

@@ -16,8 +16,8 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tpu_train.graph import random_sites
+from tpu_train.graph.passes import run_passes
 from tpu_train.lowering.decompose import make_lowerable
-from tpu_train.lowering.interpreter import graph_modules
 
 # Nested dicts (and tuples) whose leaves are tensors, arrays or specs.
 Tree = Any
@@ -74,13 +74,16 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Tree, prefix: str = ""
     return function(prefix, tree)
 
 
-def capture(name: str, function: Callable[..., Tree], inputs: Mapping[str, Tree]) -> CapturedProgram:
+def capture(
+    name: str, function: Callable[..., Tree], inputs: Mapping[str, Tree], passes: Sequence[str] = ()
+) -> CapturedProgram:
     """Captures `function(**inputs)`.
 
     Args:
         name: the program's name.
         function: takes and returns trees of tensors. It runs without autograd recording; a backward inside enables it.
         inputs: argument name to a tree of `TensorSpec`.
+        passes: names of the graph passes to run, see `graph.passes`.
 
     Raises:
         UnsupportedOpsError: for ops without a lowering, all of them with their source lines.
@@ -107,8 +110,7 @@ def capture(name: str, function: Callable[..., Tree], inputs: Mapping[str, Tree]
     graph = _trace(name, flat, fakes)
     _refuse_input_writes(name, graph, names)
     graph = make_lowerable(graph)
-    for module in graph_modules(graph):
-        module.graph.lint()
+    run_passes(graph, passes)
     output_names = tuple(leaf_name for leaf_name, _ in named_leaves(output["tree"]))
     return CapturedProgram(name, graph, tuple(names), output_names, output["tree"])
 

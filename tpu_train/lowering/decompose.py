@@ -16,8 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tpu_train.lowering.interpreter import graph_modules
-from tpu_train.lowering.retrace import Retracer
+from tpu_train.lowering.retrace import Retracer, graph_modules
 from tpu_train.lowering.table import TABLE
 
 

@@ -5,7 +5,7 @@ GraphModules among a node's arguments and reach their entry as JAX functions mad
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,19 +17,12 @@ from torch.utils import _pytree as pytree
 from tpu_train.lowering import table
 from tpu_train.lowering.dtypes import jax_dtype
 from tpu_train.lowering.intrinsics import RANDOM_OPS
+from tpu_train.lowering.retrace import graph_modules
 
 JaxFunction = Callable[..., Any]
 
 # Placement and memory hints of PyTorch that mean nothing to an XLA program.
 _IGNORED_KWARGS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "requires_grad"})
-
-
-def graph_modules(graph_module: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """The graph and, recursively, the bodies of its loops: what every pass and check visits."""
-    yield graph_module
-    for child in graph_module.children():
-        if isinstance(child, fx.GraphModule):
-            yield from graph_modules(child)
 
 
 def needs_64_bit(graph_module: fx.GraphModule) -> bool:

@@ -1,13 +1,15 @@
-"""The ops of a captured graph that ATen lacks: a loop with a sub-graph body, and random draws that carry their key.
+"""The ops of a captured graph that ATen lacks: a loop with a sub-graph body, random draws that carry their key, and
+what passes put in the place of several ATen ops.
 
 Key idea: whatever a captured graph cannot say with a pure ATen op becomes one node with a meaning of its own, defined
 here in PyTorch terms (so that the graph still runs in plain PyTorch, which the tests use) and lowered to JAX in
-`ops/control_flow.py` and `ops/random.py`. This file imports torch only.
+`ops/control_flow.py`, `ops/random.py` and `ops/losses.py`. This file imports torch only.
 
 * `loop` is `jax.lax.scan`: `loop(body, carry, xs, consts) -> (carry, ys)`. Its body is traced once, into a
   sub-GraphModule of the graph, whatever the trip count.
 * `random_uniform`, `random_normal` and `random_integers` draw from the run's key folded with their `site`, a 62-bit
   integer in the graph. A recomputed draw is a copy of its node, so it has the same site and draws the same.
+* `cross_entropy` keeps a log-sum-exp per row where log_softmax and nll_loss keep a matrix of the logits' size.
 """
 
 from collections.abc import Callable, Sequence
@@ -194,6 +196,55 @@ def _fake_integers(size: list[int], low: int, high: int, site: int, *, dtype: to
     return torch.empty(size, dtype=dtype)
 
 
+_library.define(
+    "cross_entropy(Tensor logits, Tensor target, int reduction, int ignore_index) -> (Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, Tensor logsumexp, Tensor total_weight, "
+    "int reduction, int ignore_index) -> Tensor"
+)
+
+
+@torch.library.impl(_library, "cross_entropy", "CompositeExplicitAutograd")
+def _cross_entropy(logits: Tensor, target: Tensor, reduction: int, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss and total weight of log_softmax and nll_loss_forward, and the log-sum-exp of each row, float32 [R]."""
+    logprob = torch.log_softmax(logits, 1)
+    loss, total_weight = torch.ops.aten.nll_loss_forward(logprob, target, None, reduction, ignore_index)
+    return loss, total_weight, torch.logsumexp(logits, 1)
+
+
+@torch.library.impl(_library, "cross_entropy_backward", "CompositeExplicitAutograd")
+def _cross_entropy_backward(
+    grad: Tensor,
+    logits: Tensor,
+    target: Tensor,
+    logsumexp: Tensor,
+    total_weight: Tensor,
+    reduction: int,
+    ignore_index: int,
+) -> Tensor:
+    """The gradient of the logits [R, V]."""
+    logprob = logits - logsumexp[:, None]
+    inner = torch.ops.aten.nll_loss_backward(grad, logprob, target, None, reduction, ignore_index, total_weight)
+    return torch.ops.aten._log_softmax_backward_data(inner, logprob, 1, logits.dtype)
+
+
+@torch.library.register_fake("tpu_train::cross_entropy", lib=_library)
+def _fake_cross_entropy(
+    logits: Tensor, target: Tensor, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    del target, reduction, ignore_index
+    return logits.new_empty(()), logits.new_empty(()), logits.new_empty(logits.shape[:1])
+
+
+@torch.library.register_fake("tpu_train::cross_entropy_backward", lib=_library)
+def _fake_cross_entropy_backward(grad: Tensor, logits: Tensor, *rest: Any) -> Tensor:
+    del grad, rest
+    return torch.empty_like(logits)
+
+
+cross_entropy = torch.ops.tpu_train.cross_entropy.default
+cross_entropy_backward = torch.ops.tpu_train.cross_entropy_backward.default
 random_uniform = torch.ops.tpu_train.random_uniform.default
 random_normal = torch.ops.tpu_train.random_normal.default
 random_integers = torch.ops.tpu_train.random_integers.default

@@ -1,9 +1,18 @@
-"""Running a captured graph node by node, to trace it again."""
+"""Walking a captured graph: through its loops' bodies, and node by node to trace it again."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
+
+
+def graph_modules(graph_module: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """The graph and, recursively, the bodies of its loops: what every pass and check visits."""
+    yield graph_module
+    for child in graph_module.children():
+        if isinstance(child, fx.GraphModule):
+            yield from graph_modules(child)
 
 
 class Retracer(fx.Interpreter):

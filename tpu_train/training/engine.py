@@ -44,12 +44,14 @@ class Engine:
         lowering = LoweringOptions(run.precision.matmul, run.mode.check_graph)
         self.train_step = Program(
             "train_step",
-            lambda inputs: capture("train_step", step, inputs),
+            lambda inputs: capture("train_step", step, inputs, run.mode.passes),
             lowering,
             donated=("state",),
             key_inputs=("state.seed", "state.step"),
         )
-        self.evaluate = Program("evaluate", lambda inputs: capture("evaluate", evaluate, inputs), lowering)
+        self.evaluate = Program(
+            "evaluate", lambda inputs: capture("evaluate", evaluate, inputs, run.mode.passes), lowering
+        )
         self.initialize = Program(
             "initialize",
             lambda _: capture_initialization(self.model, DTYPES[run.precision.param]),

@@ -12,8 +12,8 @@ from tpu_train.execution.program import LoweringOptions, Program
 from tpu_train.execution.runtime import Runtime
 from tpu_train.graph.capture import CapturedProgram, TensorSpec, capture
 from tpu_train.lowering.decompose import UnsupportedOpsError, source_of
-from tpu_train.lowering.interpreter import graph_modules
 from tpu_train.lowering.intrinsics import loop
+from tpu_train.lowering.retrace import graph_modules
 from tpu_train.training.engine import Engine
 
 RUNTIME = Runtime("cpu")

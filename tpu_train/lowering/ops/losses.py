@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import torch
 from jax import Array, lax
 
+from tpu_train.lowering import intrinsics
 from tpu_train.lowering.dtypes import widen
 
 aten = torch.ops.aten
@@ -70,9 +71,36 @@ def nll_loss_backward(
     return jnp.where(hit, jnp.expand_dims(row, dim), 0).astype(x.dtype)
 
 
+def cross_entropy(logits: Array, target: Array, reduction: int, ignore_index: int) -> tuple[Array, Array, Array]:
+    top = jnp.max(logits, 1)
+    logsumexp = top + jnp.log(jnp.sum(jnp.exp(logits - top[:, None]), 1))
+    valid = target != ignore_index
+    safe = jnp.where(valid, target, 0)[:, None]
+    picked = jnp.take_along_axis(logits, safe, 1, mode="promise_in_bounds")[:, 0]
+    total = jnp.sum(jnp.where(valid, logsumexp - picked, 0))
+    total_weight = jnp.sum(valid.astype(logits.dtype))
+    return (total / total_weight if reduction == _MEAN else total), total_weight, logsumexp
+
+
+def cross_entropy_backward(
+    grad: Array,
+    logits: Array,
+    target: Array,
+    logsumexp: Array,
+    total_weight: Array,
+    reduction: int,
+    ignore_index: int,
+) -> Array:
+    row = jnp.where(target != ignore_index, grad / total_weight if reduction == _MEAN else grad, 0)[:, None]
+    hit = lax.broadcasted_iota(target.dtype, logits.shape, 1) == target[:, None]
+    return (jnp.exp(logits - logsumexp[:, None]) - hit.astype(logits.dtype)) * row
+
+
 OPS: dict[Any, Callable[..., Any]] = {
     aten.nll_loss_forward.default: nll_loss_forward,
     aten.nll_loss_backward.default: nll_loss_backward,
     aten.nll_loss2d_forward.default: nll_loss_forward,
     aten.nll_loss2d_backward.default: nll_loss_backward,
+    intrinsics.cross_entropy: cross_entropy,
+    intrinsics.cross_entropy_backward: cross_entropy_backward,
 }
