@@ -63,13 +63,43 @@ class CheckEntries(TorchDispatchMode):
                 if not str(error).startswith("aten::"):
                     raise
                 return expected  # refused with a reason, which test_table_errors.py checks
-            seen.add(kind)
             if func in _DIM_OF_PICKS:
                 dim = args[_DIM_OF_PICKS[func]] if len(args) > _DIM_OF_PICKS[func] else -1
-                compare(func, _picked(actual, args[0], dim), _picked(expected, args[0], dim), kind, _scale(tensors))
+                actual, compared = _picked(actual, args[0], dim), _picked(expected, args[0], dim)
             else:
-                compare(func, actual, expected, kind, _scale(tensors))
+                compared = expected
+            try:
+                compare(func, actual, compared, kind, _scale(tensors))
+            except AssertionError:
+                if not _pytorch_is_no_reference(func, args, kwargs, expected, _scale(tensors)):
+                    raise
+            else:
+                seen.add(kind)
         return expected
+
+
+def _pytorch_is_no_reference(func: OpOverload, args: Any, kwargs: Any, expected: Any, scale: float) -> bool:
+    """Whether PyTorch's own result is out of tolerance of its float64 result: then this sample says nothing.
+
+    A layer norm's derivative over rows of two elements is a thousandth of its terms: cancellation leaves no digits. Some
+    CPU kernels sum bfloat16 in bfloat16.
+    """
+    results = [x for x in pytree.tree_leaves(expected) if isinstance(x, Tensor)]
+    if not any(x.is_floating_point() for x in results):
+        return False
+    wide_args, wide_kwargs = pytree.tree_map_only(
+        Tensor, lambda x: x.detach().double() if x.is_floating_point() else x, (args, kwargs)
+    )
+    try:
+        exact = [x for x in pytree.tree_leaves(func(*wide_args, **wide_kwargs)) if isinstance(x, Tensor)]
+    except (RuntimeError, NotImplementedError):  # no float64 kernel for these arguments
+        return False
+    rounded = [x.to(own.dtype) for x, own in zip(exact, results, strict=True)]
+    try:
+        compare(func, [constant(x.detach()) for x in results], rounded, "", scale)
+    except AssertionError:
+        return True
+    return False
 
 
 def _kind(args: Any, kwargs: Any) -> str:
