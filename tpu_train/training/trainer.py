@@ -4,10 +4,12 @@ Key idea: the host runs one step ahead of the device. A step's metrics are fetch
 the device never waits for the host to look at a number.
 """
 
+import contextlib
 import dataclasses
 import logging
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from tpu_train.config.compose import Composed
@@ -51,11 +53,10 @@ def train(composed: Composed) -> int:
     """
     run = composed.run
     with console_logging():
-        try:
+        with _refused_at("runtime"):
             runtime = Runtime(run.runtime.platform, run.runtime.devices)
+        with _refused_at("data"):
             data, held_out = _open_data(run)
-        except (ValueError, OSError) as error:
-            raise ConfigError([Problem("before the start", str(error))]) from error
         folder = RunFolder(run, composed.choices["model"])
         loggers = _Loggers(run, folder)
         try:
@@ -65,6 +66,15 @@ def train(composed: Composed) -> int:
         finally:
             loggers.close()
             folder.close()
+
+
+@contextlib.contextmanager
+def _refused_at(place: str) -> Iterator[None]:
+    """What fails inside is a problem of the configuration: nothing was started."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise ConfigError([Problem(place, str(error))]) from error
 
 
 def _open_data(run: Run) -> tuple[TokenStream, PackedStream | None]:

@@ -81,8 +81,8 @@ class CheckEntries(TorchDispatchMode):
 def _pytorch_is_no_reference(func: OpOverload, args: Any, kwargs: Any, expected: Any, scale: float) -> bool:
     """Whether PyTorch's own result is out of tolerance of its float64 result: then this sample says nothing.
 
-    A layer norm's derivative over rows of two elements is a thousandth of its terms: cancellation leaves no digits. Some
-    CPU kernels sum bfloat16 in bfloat16.
+    A layer norm's derivative over rows of two elements is a thousandth of its terms: cancellation leaves no digits.
+    Some CPU kernels sum bfloat16 in bfloat16.
     """
     results = [x for x in pytree.tree_leaves(expected) if isinstance(x, Tensor)]
     if not any(x.is_floating_point() for x in results):

@@ -87,7 +87,8 @@ def test_bf16_mixed_keeps_float32_weights_and_follows_the_float32_run() -> None:
 
 
 def test_bf16_keeps_bfloat16_weights_and_moments() -> None:
-    run = make_run(precision=schema.Precision(param="bfloat16", compute="bfloat16", matmul="default"))
+    model = dataclasses.replace(LLAMA3, init_std=0.02)
+    run = make_run(model=model, precision=schema.Precision(param="bfloat16", compute="bfloat16", matmul="default"))
     runtime = Runtime("cpu")
     engine = Engine(run, runtime)
     state = engine.initial_state()
