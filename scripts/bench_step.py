@@ -7,7 +7,6 @@ losses of all must agree, or the times mean nothing.
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -34,8 +33,6 @@ from tpu_train.config.compose import compose
 from tpu_train.config.rules import global_batch_size
 from tpu_train.execution.host_memory import keep_freed_memory
 from tpu_train.execution.runtime import Runtime
-from tpu_train.models.families import FAMILIES
-from tpu_train.optim.build import decay_mask
 from tpu_train.training.build import build_model
 from tpu_train.training.engine import Engine
 
@@ -62,18 +59,20 @@ Batch = Mapping[str, np.ndarray]
 Step = Callable[[Batch], float]
 
 
+def is_decayed(name: str) -> bool:
+    """Whether a parameter of this model has weight decay: matrices have, norms and the embedding have not."""
+    return "norm" not in name and "embedding" not in name
+
+
 def torch_step(run: schema.Run, params: Mapping[str, np.ndarray], compiled: bool) -> Step:
     """A training step as a PyTorch user writes it."""
-    sizes = dataclasses.asdict(run.model)
-    del sizes["seq_len"]
-    model = FAMILIES[sizes.pop("family")](**sizes).build()
+    model = build_model(run.model, "cpu")
     model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in params.items()})
     named = dict(model.named_parameters())
-    decay = decay_mask(model, run.optimizer.no_decay)
     config = run.optimizer
     assert isinstance(config, schema.AdamW)
     groups = [
-        {"params": [p for n, p in named.items() if decay[n] is flag], "weight_decay": config.weight_decay * flag}
+        {"params": [p for n, p in named.items() if is_decayed(n) is flag], "weight_decay": config.weight_decay * flag}
         for flag in (True, False)
     ]
     optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps)
@@ -144,7 +143,7 @@ def jax_update(run: schema.Run, state: tuple[Any, ...], tokens: Array, labels: A
         grad = grads[name] * factor
         first = config.beta1 * mu[name] + (1 - config.beta1) * grad
         second = config.beta2 * nu[name] + (1 - config.beta2) * grad * grad
-        decay = 0.0 if "norm" in name or "embedding" in name else config.weight_decay
+        decay = config.weight_decay if is_decayed(name) else 0.0
         change = first / correction1 / (jnp.sqrt(second / correction2) + config.eps)
         new[0][name] = param * (1 - config.lr * decay) - config.lr * change
         new[1][name], new[2][name] = first, second

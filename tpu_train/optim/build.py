@@ -9,6 +9,7 @@ from collections.abc import Collection
 from torch import nn
 
 from tpu_train.config import schema
+from tpu_train.models.linear import Embedding
 from tpu_train.optim.adamw import AdamW
 from tpu_train.optim.optimizer import Optimizer
 from tpu_train.optim.sgd import Sgd
@@ -32,7 +33,7 @@ def decay_mask(model: nn.Module, no_decay: Collection[str]) -> dict[str, bool]:
     Args:
         model: any module, on any device.
         no_decay: kinds that are not, any of `KINDS`. "norm": owned by a module whose class name contains "Norm";
-            "bias": named `bias`; "embedding": owned by an `nn.Embedding`.
+            "bias": named `bias`; "embedding": owned by an embedding table.
 
     Returns:
         One entry for each name; a shared parameter has one under each of its names, all equal.
@@ -52,6 +53,6 @@ def _kinds(owner: nn.Module, name: str) -> set[str]:
     kinds = {
         "norm": "Norm" in type(owner).__name__,
         "bias": name == "bias",
-        "embedding": isinstance(owner, nn.Embedding),
+        "embedding": isinstance(owner, Embedding | nn.Embedding),
     }
     return {kind for kind in KINDS if kinds[kind]}

@@ -13,12 +13,12 @@ from tpu_train.objectives.causal_lm import CausalLm
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def build_model(config: schema.Llama3Model | schema.Qwen3Model) -> nn.Module:
-    """The model on the meta device: shapes and names, no storage."""
+def build_model(config: schema.Llama3Model | schema.Qwen3Model, device: str = "meta") -> nn.Module:
+    """The model; on the meta device it has shapes and names and no storage."""
     sizes = dataclasses.asdict(config)
     family = sizes.pop("family")
     del sizes["seq_len"]  # a default of training.seq_len, no property of the model
-    with torch.device("meta"):
+    with torch.device(device):
         return FAMILIES[family](**sizes).build()
 
 
