@@ -13,6 +13,8 @@ from tpu_train.config.problems import Problem
 from tpu_train.config.schema import Run
 from tpu_train.data import rules as data_rules
 from tpu_train.graph import rules as graph_rules
+from tpu_train.objectives.flops import flops_per_token
+from tpu_train.training.build import build_model
 
 # Later stages' rules join here, in the order of DESIGN's layout.
 RULES: tuple[Callable[[Run], list[Problem]], ...] = (
@@ -45,9 +47,6 @@ def measure(run: Run) -> dict[str, Any]:
         parameters, trainable_parameters, flops_per_token ("full" convention), flops_per_token_causal, seq_len,
         global_batch_size (sequences), tokens_per_step.
     """
-    from tpu_train.objectives.flops import flops_per_token
-    from tpu_train.training.build import build_model
-
     model = build_model(run.model)
     flops = flops_per_token(model, run.training.seq_len)
     sequences = config_rules.global_batch_size(run)

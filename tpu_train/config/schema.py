@@ -204,7 +204,7 @@ class Training:
     max_grad_norm: float | None = key(
         "Global gradient norm above which gradients are scaled down; null: off.", rule=above(0)
     )
-    seed: int = key("Seed of initial weights, data order and dropout.", rule=at_least(0))
+    seed: int = key("Seed of initial weights, data order and dropout.", rule=between(0, 2**31))
     log_every: int = key("Steps between console lines; metrics.jsonl has every step.", rule=at_least(1))
     on_nan: Literal["stop", "skip"] = key(
         "A step of non-finite loss or gradient ends the run, or is left out and counted."

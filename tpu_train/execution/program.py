@@ -66,6 +66,7 @@ class Program:
         self._lowering = lowering
         self._compiled: dict[Signature, Any] = {}
         self._last: Signature = ()
+        self._donated_signature: Signature = ()
 
     @property
     def compile_count(self) -> int:
@@ -74,19 +75,27 @@ class Program:
 
     def __call__(self, **inputs: Tree) -> Tree:
         """Runs on device arrays and returns device arrays without waiting for them."""
-        return self.compiled(**inputs)(*self._split(inputs))
+        compiled = self.compiled(**inputs)
+        try:
+            return compiled(*self._split(inputs))
+        except TypeError as error:
+            change = describe_change(self._donated_signature, _signature(self._split(inputs)[0]))
+            raise TypeError(
+                f"{self.name} was compiled for another state: {change}" if change else str(error)
+            ) from error
 
     def compiled(self, **inputs: Tree) -> Any:
         """The `jax.stages.Compiled` for these inputs' shapes, a function of `_split(inputs)`; compiles new shapes."""
-        # The donated inputs are this program's own outputs, whose shapes follow from the first call's.
-        _, kept = self._split(inputs)
-        signature = tuple((name, leaf_spec(leaf)) for name, leaf in named_leaves(kept))
+        # The donated inputs are this program's own outputs: their shapes follow from the first call's.
+        donated, kept = self._split(inputs)
+        signature = _signature(kept)
         if signature not in self._compiled:
             if self._compiled:
                 log.warning("%s compiles again: %s", self.name, describe_change(self._last, signature))
             start = time.perf_counter()
             self._compiled[signature] = self.lower(**inputs).compile()
             log.info("%s: captured and compiled in %.1f s", self.name, time.perf_counter() - start)
+            self._donated_signature = _signature(donated)
         self._last = signature
         return self._compiled[signature]
 
@@ -127,6 +136,10 @@ def _fold_key(numbers: Sequence[Array]) -> Array | None:
     for number in numbers[1:]:
         key = jax.random.fold_in(key, number)
     return key
+
+
+def _signature(tree: Tree) -> Signature:
+    return tuple((name, leaf_spec(leaf)) for name, leaf in named_leaves(tree))
 
 
 def describe_change(before: Signature, after: Signature) -> str:

@@ -5,19 +5,20 @@ are recorded like any other op. Nothing is allocated; the model may live on the 
 """
 
 import dataclasses
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tpu_train.graph import random_sites
 from tpu_train.graph.passes import run_passes
-from tpu_train.lowering.decompose import make_lowerable
+from tpu_train.lowering.decompose import UnsupportedOpsError, make_lowerable
 
 # Nested dicts (and tuples) whose leaves are tensors, arrays or specs.
 Tree = Any
@@ -108,8 +109,12 @@ def capture(
     with FakeTensorMode(allow_non_fake_inputs=True):
         fakes = [torch.empty(spec.shape, dtype=spec.dtype) for _, spec in named_leaves(inputs)]
     graph = _trace(name, flat, fakes)
-    _refuse_input_writes(name, graph, names)
-    graph = make_lowerable(graph)
+    try:
+        graph = make_lowerable(graph, names)
+    except UnsupportedOpsError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
     run_passes(graph, passes)
     output_names = tuple(leaf_name for leaf_name, _ in named_leaves(output["tree"]))
     return CapturedProgram(name, graph, tuple(names), output_names, output["tree"])
@@ -126,23 +131,18 @@ def _trace(name: str, function: Callable[..., Any], fakes: Sequence[Tensor]) -> 
     try:
         with torch.no_grad(), random_sites.sites_by_call(), fx_traceback.preserve_node_meta():
             return traced(*fakes)
-    except DataDependentOutputException as error:
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        line = _model_line(error)
         raise ValueError(
-            f"{name}: the model reads a tensor's value in Python ({error}), which a captured graph cannot; "
-            "use torch.where or masking instead"
+            f"{name}: {'at ' + line if line else 'the function'}, Python or a shape depends on a tensor's value "
+            f"({error}), which a captured graph cannot; use torch.where or masking instead"
         ) from error
 
 
-def _refuse_input_writes(name: str, graph: fx.GraphModule, names: Sequence[str]) -> None:
-    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    for placeholder, input_name in zip(placeholders, names, strict=True):
-        for user in placeholder.users:
-            target = user.target
-            if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable and user.args[0] is placeholder:
-                raise ValueError(
-                    f"{name}: {target} writes into {input_name} in place; return the new value instead "
-                    "(a module that keeps running statistics cannot be captured)"
-                )
+def _model_line(error: BaseException) -> str:
+    """`file:line (code)` of the innermost module `forward` that an exception passed through, or ""."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.name == "forward" and "torch" not in f.filename]
+    return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
 
 
 def link_backward_to_source(loss: Tensor) -> None:

@@ -126,19 +126,27 @@ def _accumulate(
     fields = sorted(batch)
     metric_names: list[str] = []
 
+    fixed = {part: sorted(state[part]) for part in ("frozen", "buffers")}
+
     def body(*tensors: Tensor) -> list[Tensor]:
         """Carry: gradients in float32. Sliced: the microbatch. Stacked: loss and metrics."""
-        sums, rest = tensors[: len(names)], tensors[len(names) :]
-        micro_batch = dict(zip(fields, rest, strict=False))
-        micro_params, micro_scale = rest[len(fields) : -1], rest[-1]
-        micro = _micro_step(model, objective, state, micro_params, micro_batch, micro_scale, settings.compute_dtype)
+        values = iter(tensors)
+        sums = [next(values) for _ in names]
+        micro_batch = {field: next(values) for field in fields}
+        micro_params = [next(values) for _ in names]
+        rest = {part: {name: next(values) for name in fixed[part]} for part in fixed}
+        micro_state, micro_scale = {**state, **rest}, next(values)
+        micro = _micro_step(
+            model, objective, micro_state, micro_params, micro_batch, micro_scale, settings.compute_dtype
+        )
         metric_names[:] = sorted(micro.metrics)
         carried = [total + grad for total, grad in zip(sums, micro.grads, strict=True)]
         return [*carried, micro.loss, *(micro.metrics[name] for name in metric_names)]
 
     zeros = [torch.zeros_like(p, dtype=torch.float32) for p in params]
     slices = [_split(name, batch[name], count) for name in fields]
-    grads, stacked = loop(body, zeros, slices, [*params, scale])
+    consts = [*params, *(state[part][name] for part in fixed for name in fixed[part]), scale]
+    grads, stacked = loop(body, zeros, slices, consts)
     loss, *metrics = (values.sum(0) for values in stacked)
     return _Microbatch(loss, tuple(grads), dict(zip(metric_names, metrics, strict=True)))
 

@@ -6,7 +6,7 @@ the work; each new node inherits the source line of the node it comes from.
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tpu_train.lowering.retrace import Retracer, graph_modules
+from tpu_train.lowering.retrace import Retracer, graph_modules, source_of
 from tpu_train.lowering.table import TABLE
 
 
@@ -39,13 +39,18 @@ class MissingOp:
         )
 
 
-def make_lowerable(graph_module: fx.GraphModule) -> fx.GraphModule:
+def make_lowerable(graph_module: fx.GraphModule, input_names: Sequence[str] = ()) -> fx.GraphModule:
     """The graph without mutation and without ops the table lacks.
+
+    Args:
+        graph_module: as captured.
+        input_names: what to call its placeholders in an error.
 
     Raises:
         UnsupportedOpsError: listing every op that remains unknown with the source lines that called it.
+        ValueError: an input is written to in place.
     """
-    graph_module = functionalize(graph_module)
+    graph_module = functionalize(graph_module, input_names)
     if _unknown_nodes(graph_module):
         # Composite ops are taken apart by the dispatcher itself while tracing, so they need no place in this dict.
         known_elsewhere = {op: rule for op, rule in core_aten_decompositions().items() if op not in TABLE}
@@ -61,14 +66,29 @@ def make_lowerable(graph_module: fx.GraphModule) -> fx.GraphModule:
     return graph_module
 
 
-def functionalize(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """The graph with in-place ops replaced by pure ones; graphs without any come back unchanged."""
+def functionalize(graph_module: fx.GraphModule, input_names: Sequence[str] = ()) -> fx.GraphModule:
+    """The graph with in-place ops replaced by pure ones; graphs without any come back unchanged.
+
+    Raises:
+        ValueError: an input is written to in place, itself or through a view.
+    """
     for name, child in list(graph_module.named_children()):
         if isinstance(child, fx.GraphModule):
             setattr(graph_module, name, functionalize(child))
     if not any(_mutates(node) for node in graph_module.graph.nodes):
         return graph_module
-    return _trace_again(graph_module, transform=lambda run: torch.func.functionalize(run, remove="mutations"))
+    pure = _trace_again(graph_module, transform=lambda run: torch.func.functionalize(run, remove="mutations"))
+    # What PyTorch leaves are copies into the inputs that were written to.
+    placeholders = [node for node in pure.graph.nodes if node.op == "placeholder"]
+    for node in pure.graph.nodes:
+        if _mutates(node):
+            index = placeholders.index(node.args[0])
+            name = input_names[index] if input_names else f"input {index} of a loop's body"
+            raise ValueError(
+                f"{name} is written to in place; work on a copy and return the new value instead (a module that keeps "
+                "running statistics in its buffers cannot be captured)"
+            )
+    return pure
 
 
 def list_missing_ops(graph_module: fx.GraphModule) -> list[MissingOp]:
@@ -78,24 +98,6 @@ def list_missing_ops(graph_module: fx.GraphModule) -> list[MissingOp]:
         missing = MissingOp(str(node.target), source_of(node))
         found[missing] = None
     return list(found)
-
-
-def source_of(node: fx.Node) -> str:
-    """`file:line (code)` of the innermost module `forward` that made the node; for a backward node, its forward's."""
-    trace = node.meta.get("stack_trace") or ""
-    if not trace and node.meta.get("autograd_backward"):
-        for other in node.graph.nodes:
-            same_op = other.meta.get("seq_nr") == node.meta.get("seq_nr") and not other.meta.get("autograd_backward")
-            if same_op and other.meta.get("stack_trace"):
-                trace = other.meta["stack_trace"]
-                break
-    lines = [line.strip() for line in trace.strip().splitlines()]
-    if not lines:
-        return ""
-    last = max(i for i, line in enumerate(lines) if line.startswith("File "))
-    file, line, *_ = lines[last].split(", ")
-    code = lines[last + 1] if last + 1 < len(lines) else ""
-    return f"{file.removeprefix('File ').strip(chr(34))}:{line.removeprefix('line ')} ({code})"
 
 
 def _unknown_nodes(graph_module: fx.GraphModule) -> list[fx.Node]:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from tpu_train.lowering import table
 from tpu_train.lowering.dtypes import jax_dtype
 from tpu_train.lowering.intrinsics import RANDOM_OPS
-from tpu_train.lowering.retrace import graph_modules
+from tpu_train.lowering.retrace import graph_modules, source_of
 
 JaxFunction = Callable[..., Any]
 
@@ -30,17 +30,20 @@ def needs_64_bit(graph_module: fx.GraphModule) -> bool:
 
     PyTorch's default integer is int64, nearly always for indices and counts that 32 bits hold; those lower to int32.
     """
-    return any(_is_wide(node) for module in graph_modules(graph_module) for node in module.graph.nodes)
+    return any(_is_wide(module, node) for module in graph_modules(graph_module) for node in module.graph.nodes)
 
 
-def _is_wide(node: fx.Node) -> bool:
-    value = node.meta.get("val")
+def _is_wide(module: fx.GraphModule, node: fx.Node) -> bool:
+    value = operator.attrgetter(str(node.target))(module) if node.op == "get_attr" else node.meta.get("val")
+    if node.op == "get_attr" and isinstance(value, torch.Tensor) and not value.is_floating_point() and value.numel():
+        return not -(2**31) <= int(value.min()) <= int(value.max()) < 2**31
     if isinstance(value, torch.Tensor) and value.dtype == torch.float64:
         return True
-    # Here a large integer means "to the end", or is the site of a draw.
-    if node.target in (torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default, *RANDOM_OPS):
+    # Here a large integer means "to the end", or is the site of a draw, its last argument.
+    if node.target in (torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default):
         return False
-    return any(isinstance(x, int) and not -(2**31) <= x < 2**31 for x in pytree.tree_leaves((node.args, node.kwargs)))
+    arguments = node.args[:-1] if node.target in RANDOM_OPS else node.args
+    return any(isinstance(x, int) and not -(2**31) <= x < 2**31 for x in pytree.tree_leaves((arguments, node.kwargs)))
 
 
 def to_jax(graph_module: fx.GraphModule, *, check: bool = False) -> JaxFunction:
@@ -76,7 +79,13 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     entry = operator.getitem if node.target is operator.getitem else table.TABLE[node.target]
     args = _resolve(node.args, values)
     kwargs = {k: _resolve(v, values) for k, v in node.kwargs.items() if k not in _IGNORED_KWARGS}
-    return entry(*args, **kwargs)
+    try:
+        return entry(*args, **kwargs)
+    except ValueError as error:
+        source = source_of(node)
+        if not source or source in str(error):  # an inner call, in a loop's body, has named it
+            raise
+        raise ValueError(f"{error}, called from {source}") from error
 
 
 def _resolve(argument: Any, values: Mapping[fx.Node, Any]) -> Any:

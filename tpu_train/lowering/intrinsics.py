@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from torch._C import DispatchKey
 from torch._higher_order_ops.utils import unique_graph_id
 from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, disable_proxy_modes_tracing, track_tensor_tree
 from torch.utils import _pytree as pytree
@@ -143,7 +143,11 @@ def _trace_body(body: LoopBody, args: list[Tensor]) -> fx.GraphModule:
         assert inner is not None
         inner.record_stack_traces = outer.record_stack_traces
         inner._record_forward_stack_traces_only = outer._record_forward_stack_traces_only
-        return sub_tracer._trace_inner(run, *args)
+        graph = sub_tracer._trace_inner(run, *args)
+    for node in graph.graph.nodes:
+        if node.op == "get_attr" and isinstance(getattr(graph, node.target), FakeTensor):
+            raise ValueError(f"a loop's body uses {node.target}, a tensor from outside of it; pass it in consts")
+    return graph
 
 
 @loop.py_functionalize_impl

@@ -15,6 +15,24 @@ def graph_modules(graph_module: fx.GraphModule) -> Iterator[fx.GraphModule]:
             yield from graph_modules(child)
 
 
+def source_of(node: fx.Node) -> str:
+    """`file:line (code)` of the innermost module `forward` that made the node; for a backward node, its forward's."""
+    trace = node.meta.get("stack_trace") or ""
+    if not trace and node.meta.get("autograd_backward"):
+        for other in node.graph.nodes:
+            same_op = other.meta.get("seq_nr") == node.meta.get("seq_nr") and not other.meta.get("autograd_backward")
+            if same_op and other.meta.get("stack_trace"):
+                trace = other.meta["stack_trace"]
+                break
+    lines = [line.strip() for line in trace.strip().splitlines()]
+    if not lines:
+        return ""
+    last = max(i for i, line in enumerate(lines) if line.startswith("File "))
+    file, line, *_ = lines[last].split(", ")
+    code = lines[last + 1] if last + 1 < len(lines) else ""
+    return f"{file.removeprefix('File ').strip(chr(34))}:{line.removeprefix('line ')} ({code})"
+
+
 class Retracer(fx.Interpreter):
     """An interpreter for which strides mean nothing, as they do in XLA.
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from tpu_train.optim.optimizer import State, compute_dtype, zeros
+from tpu_train.optim.optimizer import State, compute_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,6 @@ class AdamW:
     def slots(self) -> tuple[str, ...]:
         """First and second moment."""
         return ("mu", "nu")
-
-    def init(self, param: Tensor) -> State:
-        """Zero moments."""
-        return zeros(param, self.slots)
 
     def update(
         self, param: Tensor, grad: Tensor, state: State, *, lr: Tensor, count: Tensor, decay: bool

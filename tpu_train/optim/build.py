@@ -9,13 +9,11 @@ from collections.abc import Collection
 from torch import nn
 
 from tpu_train.config import schema
+from tpu_train.config.rules import DECAY_KINDS
 from tpu_train.models.linear import Embedding
 from tpu_train.optim.adamw import AdamW
 from tpu_train.optim.optimizer import Optimizer
 from tpu_train.optim.sgd import Sgd
-
-# Kinds of parameters that `optimizer.no_decay` may name.
-KINDS = ("norm", "bias", "embedding")
 
 
 def build_optimizer(config: schema.AdamW | schema.Sgd) -> Optimizer:
@@ -32,13 +30,13 @@ def decay_mask(model: nn.Module, no_decay: Collection[str]) -> dict[str, bool]:
 
     Args:
         model: any module, on any device.
-        no_decay: kinds that are not, any of `KINDS`. "norm": owned by a module whose class name contains "Norm";
+        no_decay: kinds that are not, any of `DECAY_KINDS`. "norm": owned by a module whose class name contains "Norm";
             "bias": named `bias`; "embedding": owned by an embedding table.
 
     Returns:
         One entry for each name; a shared parameter has one under each of its names, all equal.
     """
-    assert set(no_decay) <= set(KINDS), no_decay
+    assert set(no_decay) <= set(DECAY_KINDS), no_decay
     names: dict[str, nn.Parameter] = {}
     excluded: set[nn.Parameter] = set()
     for path, module in model.named_modules(remove_duplicate=False):
@@ -55,4 +53,4 @@ def _kinds(owner: nn.Module, name: str) -> set[str]:
         "bias": name == "bias",
         "embedding": isinstance(owner, Embedding | nn.Embedding),
     }
-    return {kind for kind in KINDS if kinds[kind]}
+    return {kind for kind in DECAY_KINDS if kinds[kind]}

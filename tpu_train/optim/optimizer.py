@@ -17,11 +17,7 @@ class Optimizer(Protocol):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the state tensors; each has the parameter's shape and dtype."""
-        ...
-
-    def init(self, param: Tensor) -> State:
-        """State before the first update: a tensor of zeros for each of `slots`."""
+        """Names of the state tensors: each has the parameter's shape and dtype, and is zero before the first update."""
         ...
 
     def update(
@@ -41,11 +37,6 @@ class Optimizer(Protocol):
             The new parameter and the new state, in the dtypes of the old ones.
         """
         ...
-
-
-def zeros(param: Tensor, slots: tuple[str, ...]) -> State:
-    """A tensor like `param` filled with zeros for each slot."""
-    return {slot: torch.zeros_like(param) for slot in slots}
 
 
 def compute_dtype(param: Tensor) -> torch.dtype:

@@ -61,6 +61,7 @@ def linear(step: int, steps: int, warmup_steps: int, min_ratio: float) -> float:
 
 def final_decay(step: int, steps: int, decay_steps: int, min_ratio: float) -> float:
     """1, then over the last `decay_steps` steps a line down to `min_ratio`."""
+    decay_steps = min(decay_steps, steps - 1)  # the first step has the full rate
     if decay_steps == 0:
         return 1.0
     progress = (step - (steps - 1 - decay_steps)) / decay_steps

@@ -7,7 +7,7 @@ import dataclasses
 
 from torch import Tensor
 
-from tpu_train.optim.optimizer import State, compute_dtype, zeros
+from tpu_train.optim.optimizer import State, compute_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +26,6 @@ class Sgd:
     def slots(self) -> tuple[str, ...]:
         """The momentum buffer, if there is momentum."""
         return ("momentum",) if self.momentum else ()
-
-    def init(self, param: Tensor) -> State:
-        """Zero momentum."""
-        return zeros(param, self.slots)
 
     def update(
         self, param: Tensor, grad: Tensor, state: State, *, lr: Tensor, count: Tensor, decay: bool

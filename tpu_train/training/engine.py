@@ -69,6 +69,9 @@ class Engine:
 
         Parameters of the module that do not require gradients are frozen: no gradient, no moments.
         """
+        for name, buffer in self.model.named_buffers():
+            if buffer.is_meta:
+                raise ValueError(f"buffer {name} has no values on the meta device; build the model on the CPU")
         trainable = {name for name, param in self.model.named_parameters() if param.requires_grad}
         trained = {name: value for name, value in params.items() if name in trainable}
         numbers = {

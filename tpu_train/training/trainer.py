@@ -140,7 +140,7 @@ class Trainer:
         try:
             state = self._run_steps(state, data)
         except _Halted as halt:
-            path = folder.save_weights(halt.step - 1, self._runtime.fetch(halt.state["params"]))
+            path = folder.save_weights(halt.step - 1, self._weights(halt.state))
             log.error(
                 "step %d has a non-finite loss or gradient norm and training.on_nan is stop; the weights of step %d "
                 "are in %s. training.on_nan=skip leaves such steps out.",
@@ -151,8 +151,12 @@ class Trainer:
         if self._skipped:
             log.warning("%d of %d steps were skipped: non-finite loss or gradient norm", self._skipped, steps)
         self._validate(state, held_out)
-        log.info("weights: %s", folder.save_weights(steps, self._runtime.fetch(state["params"])))
+        log.info("weights: %s", folder.save_weights(steps, self._weights(state)))
         return 0
+
+    def _weights(self, state: Tree) -> Tree:
+        """All that the model is made of, by full name, on the host."""
+        return self._runtime.fetch({**state["params"], **state["frozen"], **state["buffers"]})
 
     def _run_steps(self, state: Tree, data: TokenStream) -> Tree:
         steps = self._run.training.steps
@@ -174,11 +178,8 @@ class Trainer:
         metrics = self._runtime.fetch(started.metrics)
         now = time.perf_counter()
         seconds, self._last_finish = now - self._last_finish, now
-        if not metrics["finite"]:
-            self._skipped += 1
-            if self._run.training.on_nan == "stop":
-                raise _Halted(started.step, state)
-            log.warning("step %d skipped: non-finite loss or gradient norm", started.step)
+        finite = bool(metrics.pop("finite"))
+        self._skipped += not finite
         memory = self._runtime.peak_memory()
         record = {
             "step": started.step,
@@ -193,8 +194,13 @@ class Trainer:
             "peak_memory_source": memory.source,
             "compile_count": self._engine.train_step.compile_count,
             "skipped_steps": self._skipped,
+            **{name: float(value) for name, value in metrics.items() if name not in ("loss", "grad_norm", "weight")},
         }
         self._loggers.write(record)
+        if not finite:
+            if self._run.training.on_nan == "stop":
+                raise _Halted(started.step, state)
+            log.warning("step %d skipped: non-finite loss or gradient norm", started.step)
         seconds_left = (now - self._first_start) / started.step * (self._run.training.steps - started.step)
         self._progress.step(record, seconds_left)
 

@@ -1,6 +1,7 @@
 """Captured steps as graphs: size, donation, compile counts, errors that name their place."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -134,17 +135,70 @@ def test_backward_nodes_name_the_forward_line_they_derive_from() -> None:
     assert all("feed_forward.py" in source_of(n) and "silu" in source_of(n) for n in silu_backward)
 
 
-def test_python_control_flow_on_values_is_refused() -> None:
+class Branches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+class Picks(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0]
+
+
+@pytest.mark.parametrize(("model", "code"), [(Branches(), r"if x\.sum\(\) > 0"), (Picks(), r"x\[x > 0\]")])
+def test_what_depends_on_values_is_refused_with_its_line(model: nn.Module, code: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"test: at .*test_capture\.py:\d+ \(return .*{code}.*depends on a tensor's value"
+    ):
+        capture("test", lambda x: {"y": model(x)}, {"x": spec(3)})
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda x: x.add_(1), lambda x: x[0].add_(1), lambda x: x.__setitem__(0, 5)],
+    ids=["itself", "view", "item"],
+)
+def test_writing_into_an_input_is_refused_by_name(write: Callable[[Tensor], object]) -> None:
+    def function(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        write(state["mean"])
+        return {"y": state["mean"] + 1}
+
+    with pytest.raises(ValueError, match=r"test: state\.mean is written to in place"):
+        capture("test", function, {"state": {"mean": spec(3)}})
+
+
+def test_writing_into_a_loops_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="input 1 of a loop's body is written to in place"):
+        capture("test", lambda x: {"y": loop(lambda c, r: [c + r.add_(1)], [x[0]], [x], [])[0][0]}, {"x": spec(3, 2)})
+
+
+def test_a_loop_body_that_closes_over_a_tensor_is_refused() -> None:
     def function(x: Tensor) -> dict[str, Tensor]:
-        return {"y": x * 2 if x.sum() > 0 else x}
+        outer = x.sum()
+        return {"y": loop(lambda c, r: [c + r * outer], [x[0]], [x], [])[0][0]}
 
-    with pytest.raises(ValueError, match="test: the model reads a tensor's value in Python"):
-        capture("test", function, {"x": spec(3)})
+    with pytest.raises(ValueError, match="a tensor from outside of it; pass it in consts"):
+        capture("test", function, {"x": spec(3, 2)})
 
 
-def test_writing_into_an_input_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"aten\.add_.* writes into state\.mean in place"):
-        capture("test", lambda state: {"y": state["mean"].add_(1)}, {"state": {"mean": spec(3)}})
+def test_arguments_that_an_entry_refuses_come_with_the_models_line() -> None:
+    class Dropping(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.5)[0]
+
+    model = Dropping()
+    program = Program("test", lambda specs: capture("test", lambda x: {"y": model(x)}, specs))
+    with pytest.raises(ValueError, match=r"dropout_p=0\.5: allowed is .*, called from .*test_capture\.py:\d+ \(return"):
+        program(x=RUNTIME.put(np.zeros((1, 2, 3, 8), np.float32)))
+
+
+def test_another_states_shape_is_named() -> None:
+    engine, state, _ = engine_with()
+    batch = random_batches(1, make_run())[0]
+    state, _ = engine.step(state, batch, 1e-3)
+    state["params"]["norm.weight"] = RUNTIME.put(np.zeros(7, np.float32))
+    with pytest.raises(TypeError, match=r"state\.params\.norm\.weight was float32\[48\], now float32\[7\]"):
+        engine.step(state, batch, 1e-3)
 
 
 def test_in_place_ops_on_intermediates_are_made_pure() -> None:

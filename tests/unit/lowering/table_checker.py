@@ -62,7 +62,7 @@ class CheckEntries(TorchDispatchMode):
             except ValueError as error:
                 if not str(error).startswith("aten::"):
                     raise
-                return expected  # refused with a reason, which test_table_errors.py checks
+                return expected  # refused with a reason, which test_table.py checks
             if func in _DIM_OF_PICKS:
                 dim = args[_DIM_OF_PICKS[func]] if len(args) > _DIM_OF_PICKS[func] else -1
                 actual, compared = _picked(actual, args[0], dim), _picked(expected, args[0], dim)
@@ -71,35 +71,36 @@ class CheckEntries(TorchDispatchMode):
             try:
                 compare(func, actual, compared, kind, _scale(tensors))
             except AssertionError:
-                if not _pytorch_is_no_reference(func, args, kwargs, expected, _scale(tensors)):
+                if not _is_as_good_as_pytorch(func, args, kwargs, actual, expected):
                     raise
             else:
                 seen.add(kind)
         return expected
 
 
-def _pytorch_is_no_reference(func: OpOverload, args: Any, kwargs: Any, expected: Any, scale: float) -> bool:
-    """Whether PyTorch's own result is out of tolerance of its float64 result: then this sample says nothing.
+def _is_as_good_as_pytorch(func: OpOverload, args: Any, kwargs: Any, actual: Any, expected: Any) -> bool:
+    """Whether the entry is about as near to PyTorch's float64 result as PyTorch's own result is, where that is far.
 
     A layer norm's derivative over rows of two elements is a thousandth of its terms: cancellation leaves no digits.
-    Some CPU kernels sum bfloat16 in bfloat16.
+    Some CPU kernels sum bfloat16 in bfloat16. Four times PyTorch's error is near: both are a few roundings.
     """
-    results = [x for x in pytree.tree_leaves(expected) if isinstance(x, Tensor)]
-    if not any(x.is_floating_point() for x in results):
-        return False
     wide_args, wide_kwargs = pytree.tree_map_only(
         Tensor, lambda x: x.detach().double() if x.is_floating_point() else x, (args, kwargs)
     )
     try:
-        exact = [x for x in pytree.tree_leaves(func(*wide_args, **wide_kwargs)) if isinstance(x, Tensor)]
+        exact = _tensors(func(*wide_args, **wide_kwargs))
     except (RuntimeError, NotImplementedError):  # no float64 kernel for these arguments
         return False
-    rounded = [x.to(own.dtype) for x, own in zip(exact, results, strict=True)]
-    try:
-        compare(func, [constant(x.detach()) for x in results], rounded, "", scale)
-    except AssertionError:
-        return True
-    return False
+    ours = [x for x in (actual if isinstance(actual, (tuple, list)) else [actual]) if x is not None]
+    for got, own, want in zip(ours, _tensors(expected), exact, strict=True):
+        error = np.abs(np.asarray(got, np.float64) - want.numpy()).max(initial=0)
+        if not error <= 4 * float((own.detach().double() - want).abs().max()):
+            return False
+    return True
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
 
 
 def _kind(args: Any, kwargs: Any) -> str:

@@ -44,10 +44,12 @@ def test_default_integers_are_32_bit(function: Callable[[Tensor], Tensor]) -> No
     [
         lambda x: x.long() * 3_000_000_000,
         lambda x: torch.full_like(x, -(2**40), dtype=torch.int64) + x,
+        lambda x: x.long() + torch.tensor(2**40),
+        lambda x: x.long() + torch.tensor([2**40, 1, -(2**50), 0]),
         lambda x: x.double() / 3,
         lambda x: (x.double() * (1 + 1e-12)).sum() - x.double().sum(),
     ],
-    ids=["constant", "full", "float64", "float64_sum"],
+    ids=["constant", "full", "tensor_constant", "tensor_constants", "float64", "float64_sum"],
 )
 def test_a_graph_that_needs_64_bits_has_them(function: Callable[[Tensor], Tensor]) -> None:
     x = np.arange(4, dtype=np.int32)
@@ -55,6 +57,11 @@ def test_a_graph_that_needs_64_bits_has_them(function: Callable[[Tensor], Tensor
     expected = function(torch.from_numpy(x)).numpy()
     assert out.dtype == expected.dtype
     np.testing.assert_array_equal(out, expected)
+
+
+def test_a_draw_of_large_integers_has_64_bits() -> None:
+    captured = capture("test", lambda: {"y": torch.randint(2**40, (3,))}, {})
+    assert needs_64_bit(captured.graph)
 
 
 def test_slices_to_the_end_and_sites_of_draws_need_no_64_bits() -> None:

@@ -1,12 +1,16 @@
 """Configurations become optimizers, and weight decay reaches the right parameters."""
 
+import pytest
 import torch
 from torch import nn
 
 from tpu_train.config import schema
+from tpu_train.config.compose import compose
+from tpu_train.config.rules import DECAY_KINDS
 from tpu_train.optim.adamw import AdamW
-from tpu_train.optim.build import KINDS, build_optimizer, decay_mask
+from tpu_train.optim.build import build_optimizer, decay_mask
 from tpu_train.optim.sgd import Sgd
+from tpu_train.training.build import build_model
 
 
 class RMSNorm(nn.Module):
@@ -56,11 +60,11 @@ def test_decay_skips_the_kinds_that_are_named() -> None:
     assert decayed(False, "norm") == NAMES - {"layers.0.norm.weight", "final.weight", "final.bias"}
     assert decayed(False, "bias") == NAMES - {"layers.0.proj.bias", "final.bias"}
     assert decayed(False, "embedding") == NAMES - {"embedding.weight"}
-    assert decayed(False, *KINDS) == {"scale", "layers.0.proj.weight", "output.weight"}
+    assert decayed(False, *DECAY_KINDS) == {"scale", "layers.0.proj.weight", "output.weight"}
 
 
 def test_a_tied_output_projection_is_an_embedding() -> None:
-    assert decayed(True, *KINDS) == {"scale", "layers.0.proj.weight"}
+    assert decayed(True, *DECAY_KINDS) == {"scale", "layers.0.proj.weight"}
     assert decayed(True, "norm", "bias") >= {"embedding.weight", "output.weight"}
 
 
@@ -69,3 +73,13 @@ def test_configurations_become_optimizers() -> None:
     sgd = schema.Sgd(name="sgd", lr=1e-3, momentum=0.9, weight_decay=0.2, no_decay=())
     assert build_optimizer(adamw) == AdamW(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
     assert build_optimizer(sgd) == Sgd(momentum=0.9, weight_decay=0.2)
+
+
+@pytest.mark.parametrize("choice", ["qwen3_debug", "llama3_debug"])
+def test_the_shipped_models_decay_their_matrices_only(choice: str) -> None:
+    """Written out: of a layer, what multiplies; tied or not, never the embedding."""
+    mask = decay_mask(build_model(compose([f"model={choice}"]).run.model), DECAY_KINDS)
+    matrices = {"query", "key", "value", "output", "gate", "up", "down"}
+    assert {name for name, decays in mask.items() if decays} == {n for n in mask if n.split(".")[-2] in matrices}
+    assert not mask["embedding.weight"]
+    assert not mask["layers.0.attention_norm.weight"]

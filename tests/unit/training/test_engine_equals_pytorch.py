@@ -5,10 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tests.unit.runs import LLAMA3, QWEN3, SGD, make_run, random_batches, train_in_torch
 from tpu_train.config import schema
 from tpu_train.execution.runtime import Runtime
+from tpu_train.graph.capture import named_leaves
 from tpu_train.training.build import build_model
 from tpu_train.training.engine import Engine
 
@@ -51,8 +55,9 @@ def test_twenty_adamw_steps_equal_pytorch(model: Any, accumulation: int, ignored
         np.testing.assert_allclose(final[name], value, atol=1e-4, rtol=0, err_msg=name)
 
 
-def test_frozen_parameters_keep_their_values_and_have_no_moments() -> None:
-    run = make_run()
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_frozen_parameters_keep_their_values_and_have_no_moments(accumulation: int) -> None:
+    run = make_run(training={"grad_accumulation": accumulation})
     model = build_model(run.model)
     model.get_parameter("embedding.weight").requires_grad_(False)
     runtime = Runtime("cpu")
@@ -64,6 +69,76 @@ def test_frozen_parameters_keep_their_values_and_have_no_moments() -> None:
     state, _ = engine.step(state, random_batches(1, run)[0], 1e-3)
     np.testing.assert_array_equal(state["frozen"]["embedding.weight"], before)
     assert (np.array(state["params"]["layers.0.feed_forward.gate.weight"]) != gate).mean() > 0.99
+
+
+class Shifted(nn.Module):
+    """A language model with a buffer: logits by token, shifted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(320, 320)
+        self.register_buffer("shift", torch.linspace(0, 3, 320))
+
+    def forward(self, tokens: Tensor, positions: Tensor, segment_ids: Tensor | None) -> Tensor:
+        return self.table(tokens) + self.shift
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_module_of_the_users_own_with_a_buffer_trains(accumulation: int) -> None:
+    run = make_run(training={"grad_accumulation": accumulation})
+    model = Shifted()
+    engine = Engine(run, Runtime("cpu"), model)
+    state = engine.initial_state()
+    batch = random_batches(1, run, ignored=True)[0]
+    with torch.no_grad():
+        model.table.weight.copy_(torch.from_numpy(np.array(state["params"]["table.weight"])))
+        logits = model(torch.from_numpy(batch["tokens"]).long(), torch.tensor(0), None)
+    expected = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(batch["labels"]).long().flatten())
+    _, metrics = engine.step(state, batch, 1e-3)
+    assert float(metrics["loss"]) == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_buffer_without_values_is_refused() -> None:
+    with torch.device("meta"):
+        model = Shifted()
+    with pytest.raises(ValueError, match="buffer shift has no values"):
+        Engine(make_run(), Runtime("cpu"), model).initial_state()
+
+
+def snapshot(state: Any) -> dict[str, np.ndarray]:
+    """Everything that an update changes, copied."""
+    parts = {part: state[part] for part in ("params", "optimizer", "updates")}
+    return {name: np.array(value) for name, value in named_leaves(parts)}
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "skip"])
+def test_a_step_that_is_not_finite_changes_nothing_and_stop_keeps_it_so(on_nan: str) -> None:
+    run = make_run(training={"on_nan": on_nan, "inject_inf_at_step": 2})
+    engine = Engine(run, Runtime("cpu"))
+    batches = random_batches(3, run)
+    state, _ = engine.step(engine.initial_state(), batches[0], 1e-3)
+    before = snapshot(state)
+    state, metrics = engine.step(state, batches[1], 1e-3)
+    assert not metrics["finite"]
+    after = snapshot(state)
+    assert all((after[name] == before[name]).all() for name in before)
+    state, metrics = engine.step(state, batches[2], 1e-3)
+    assert metrics["finite"]
+    later = snapshot(state)
+    changed = {name for name in before if (later[name] != before[name]).any()}
+    assert changed == (set() if on_nan == "stop" else set(before))
+    assert int(state["step"]) == 3
+    assert int(state["updates"]) == (1 if on_nan == "stop" else 2)
+
+
+@pytest.mark.parametrize("field", ["tokens", "labels"])
+def test_ids_beyond_the_vocabulary_make_the_step_not_finite(field: str) -> None:
+    run = make_run()
+    engine = Engine(run, Runtime("cpu"))
+    batch = random_batches(1, run)[0]
+    batch[field][3, 5] = 100_000
+    _, metrics = engine.step(engine.initial_state(), batch, 1e-3)
+    assert not metrics["finite"]
 
 
 def test_twenty_sgd_steps_equal_pytorch() -> None:

@@ -67,7 +67,9 @@ def test_a_run_writes_one_line_a_step_with_the_contracts_fields(tmp_path: Path) 
     for line in steps:
         assert line["tokens_per_s"] == pytest.approx(line["tokens"] / line["step_time_s"])
         assert 0 < line["mfu_causal"] < line["mfu"] < 1.5
-    assert (tmp_path / "r1" / "config.yaml").is_file()
+    # Cosine after 20 steps of warm-up to 1e-3: a twentieth more each step.
+    assert [line["lr"] for line in steps] == pytest.approx([1e-3 * n / 20 for n in range(1, 21)])
+    assert "run_dir: r1" in (tmp_path / "r1" / "config.yaml").read_text()
     assert "held-out loss" in (tmp_path / "r1" / "log.txt").read_text()
     assert list((tmp_path / "r1" / "wandb").glob("offline-run-*"))
     weights = load_file(tmp_path / "r1" / "checkpoints" / "20" / "model.safetensors")
@@ -83,7 +85,9 @@ def test_stop_ends_with_the_weights_before_the_bad_step(tmp_path: Path) -> None:
     assert stopped.returncode == 1
     assert "step 5 has a non-finite loss or gradient norm" in stopped.stderr
     assert "the weights of step 4 are in stop/checkpoints/4/model.safetensors" in stopped.stderr
-    assert [line["step"] for line in metrics_of(tmp_path / "stop")] == [1, 2, 3, 4]
+    lines = metrics_of(tmp_path / "stop")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    assert lines[4]["loss"] is None
     four = tpu_train(*TINY, "training.steps=4", "run_dir=four", cwd=tmp_path)
     assert four.returncode == 0, four.stderr
     expected = load_file(tmp_path / "four" / "checkpoints" / "4" / "model.safetensors")

@@ -39,6 +39,8 @@ def nll_loss_forward(
     wide = widen(x)
     safe = jnp.expand_dims(jnp.where(target != ignore_index, target, 0), dim)
     picked = jnp.take_along_axis(wide, safe, dim, mode="promise_in_bounds").squeeze(dim)
+    in_range = ((safe >= 0) & (safe < x.shape[dim])).squeeze(dim)
+    picked = jnp.where(in_range, picked, jnp.nan)
     weights = _row_weights(target, weight, ignore_index, wide.dtype)
     # A select, not a product: an ignored row may hold inf.
     losses = jnp.where(target != ignore_index, -picked * weights, 0)
@@ -77,6 +79,8 @@ def cross_entropy(logits: Array, target: Array, reduction: int, ignore_index: in
     valid = target != ignore_index
     safe = jnp.where(valid, target, 0)[:, None]
     picked = jnp.take_along_axis(logits, safe, 1, mode="promise_in_bounds")[:, 0]
+    # PyTorch raises for a class that is not there; a program cannot, so it gives nan, which the finiteness check sees.
+    picked = jnp.where((safe[:, 0] >= 0) & (safe[:, 0] < logits.shape[1]), picked, jnp.nan)
     total = jnp.sum(jnp.where(valid, logsumexp - picked, 0))
     total_weight = jnp.sum(valid.astype(logits.dtype))
     return (total / total_weight if reduction == _MEAN else total), total_weight, logsumexp
