@@ -11,6 +11,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from tpu_train.config.convert import plain
 from tpu_train.config.problems import ConfigError, Problem
 from tpu_train.config.schema import Run
 
@@ -35,7 +36,7 @@ class RunFolder:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            text = yaml.safe_dump(dataclasses.asdict(dataclasses.replace(run, run_dir=str(self.path))), sort_keys=False)
+            text = yaml.safe_dump(plain(dataclasses.replace(run, run_dir=str(self.path))), sort_keys=False)
             (self.path / "config.yaml").write_text(text, encoding="utf-8")
         except OSError as error:
             reason = f"cannot write to {self.path}: {error.strerror}; choose another folder"

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tpu_train.config.compose import Composed
+from tpu_train.config.convert import plain
 from tpu_train.config.problems import ConfigError, Problem
 from tpu_train.config.rules import global_batch_size
 from tpu_train.config.schema import Run
@@ -93,7 +94,7 @@ class _Loggers:
 
     def __init__(self, run: Run, folder: RunFolder) -> None:
         self._file = MetricsFile(folder.metrics_path)
-        self._wandb = WandbLogger(run.logging.wandb, folder.path, dataclasses.asdict(run))
+        self._wandb = WandbLogger(run.logging.wandb, folder.path, plain(run))
         self._log_every = run.training.log_every
 
     def write(self, record: dict[str, Any]) -> None:
