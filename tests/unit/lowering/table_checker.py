@@ -188,7 +188,8 @@ def run_sample(info: OpInfo, sample: SampleInput, mode: TorchDispatchMode) -> No
     """Forward, and backward of a random cotangent, inside `mode`."""
     with mode:
         result = info(sample.input, *sample.args, **sample.kwargs)
-        outputs = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor) and x.requires_grad]
+        # Sparse results have no random cotangent, and no entries.
+        outputs = [x for x in _tensors(result) if x.requires_grad and x.layout == torch.strided]
         leaves = pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
         inputs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
         if outputs and inputs:
