@@ -56,6 +56,8 @@ class CheckEntries(TorchDispatchMode):
             return func(*args, **kwargs)
         arrays = [constant(x) for x in tensors]
         expected = func(*args, **kwargs)
+        if func is torch.ops.aten._to_copy.default and not _is_testable(expected):
+            return expected  # a float beyond the integers' range becomes any integer, in C++ as in XLA
         if all(x.dtype in _TESTED_DTYPES for x in pytree.tree_leaves(expected) if isinstance(x, Tensor)):
             try:
                 actual = run_entry(func, args, kwargs, arrays)
