@@ -1,8 +1,8 @@
 """Keeps memory that XLA:CPU frees, for its next step.
 
 XLA allocates a program's temporaries at every call. glibc gives blocks of that size back to the kernel as soon as they
-are freed, so each step faults in, and the kernel zeroes, all of them again. Measured (docs/measurements.md): more than
-half of the time of a step with large logits.
+are freed, so each step faults in, and the kernel zeroes, all of them again. Measured (docs/measurements.md): a step
+with large logits took 5.54 s without this and 3.82 s with it.
 """
 
 import ctypes
