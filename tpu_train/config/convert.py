@@ -69,11 +69,15 @@ class _Converter:
         return self._leaf(kind, value, key)
 
     def _leaf(self, kind: Any, value: Any, key: str) -> Any:
-        (member,) = reflect.members(kind)
+        member, *others = reflect.members(kind)
+        if others:
+            return value if type(value) in (member, *others) else self._expected(kind, value, key)
         if value == "None" and reflect.is_optional(kind):
             return self._expected(kind, value, key)
         if typing.get_origin(member) is tuple:
             return self._tuple(kind, member, value, key)
+        if element := reflect.entries(member):
+            return self._entries(kind, element, value, key)
         converted = _scalar(member, value)
         return self._expected(kind, value, key) if converted is _BROKEN else converted
 
@@ -82,6 +86,11 @@ class _Converter:
             return self._expected(kind, value, key)
         element = typing.get_args(member)[0]
         return tuple(self.any(element, item, f"{key}[{index}]") for index, item in enumerate(value))
+
+    def _entries(self, kind: Any, element: Any, value: Any, key: str) -> Any:
+        if not isinstance(value, Mapping):
+            return self._expected(kind, value, key)
+        return {str(name): self.any(element, item, f"{key}.{name}") for name, item in value.items()}
 
     def _section(self, kind: Any, value: Any, key: str) -> Any:
         if not isinstance(value, Mapping):
@@ -148,7 +157,7 @@ def show(value: Any) -> str:
 
 def _hint(kind: Any, value: Any) -> str:
     """What to do about a value of the wrong type, where the mistake is a common one."""
-    (member,) = reflect.members(kind) if not reflect.is_section(kind) else (None,)
+    member = None if reflect.is_section(kind) else reflect.members(kind)[0]
     if value == "None" and reflect.is_optional(kind):
         return "; write null for none"
     if typing.get_origin(member) is Literal and isinstance(value, str):

@@ -19,15 +19,16 @@ class Rule:
     holds: Callable[[Any], bool]
 
 
-def key(doc: str, *, rule: Rule | None = None, **default: Any) -> Any:
-    """A dataclass field with its documentation (meaning, unit, when it is ignored) and the rule of its value.
+def key(doc: str, *, rule: Rule | None = None, unit: str | None = None, **default: Any) -> Any:
+    """A dataclass field with its documentation (meaning, when it is ignored), its unit and the rule of its value.
 
     Args:
         doc: one line; the command line's help and the docs are generated from it.
         rule: checked for values that are not None.
+        unit: of a quantity, in the plural: tokens, steps, ...
         default: `default=...` as in `dataclasses.field`; without it the key is required.
     """
-    return dataclasses.field(metadata={"doc": doc, "rule": rule}, **default)
+    return dataclasses.field(metadata={"doc": doc, "rule": rule, "unit": unit}, **default)
 
 
 def at_least(low: float) -> Rule:

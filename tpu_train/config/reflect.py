@@ -39,6 +39,12 @@ def is_optional(kind: Any) -> bool:
     return types.NoneType in typing.get_args(kind)
 
 
+def entries(kind: Any) -> Any:
+    """The type of the values of a dictionary, whose keys are the user's own; None for every other type."""
+    (member, *others) = members(kind)
+    return typing.get_args(member)[1] if typing.get_origin(member) is dict and not others else None
+
+
 def is_section(kind: Any) -> bool:
     """Whether values are mappings with keys of their own."""
     return all(dataclasses.is_dataclass(member) for member in members(kind))
@@ -73,14 +79,16 @@ def describe(kind: Any) -> str:
     """A type in words, as messages and help show it."""
     if is_optional(kind):
         return " or ".join([*map(describe, members(kind)), "null"])
-    if typing.get_origin(kind) is Literal:
-        choices = typing.get_args(kind)
-        return " or ".join(choices) if len(choices) < 3 else "one of " + ", ".join(choices)
-    if typing.get_origin(kind) is tuple:
-        return "a list, each element " + describe(typing.get_args(kind)[0])
     if is_section(kind):
         return "a section with the keys " + ", ".join(dict.fromkeys(n for m in members(kind) for n in hints(m)))
-    return _NAMES[kind]
+    if len(members(kind)) > 1:
+        return ", ".join(map(describe, members(kind)))
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return " or ".join(arguments) if len(arguments) < 3 else "one of " + ", ".join(arguments)
+    if origin is tuple:
+        return f"a list, each element {describe(arguments[0])}"
+    return f"entries of your own, each {describe(arguments[1])}" if origin is dict else _NAMES[kind]
 
 
 def walk(kind: Any, value: Any = None, prefix: str = "") -> Iterable[tuple[str, type, str]]:

@@ -10,6 +10,7 @@ from typing import Literal
 from tpu_train.config.fields import above, at_least, between, key, not_empty
 
 FloatName = Literal["float32", "bfloat16"]
+Scalar = bool | int | float | str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class RopeScaling:
     factor: float = key("Divides the low frequencies.", rule=at_least(1))
     low_freq_factor: float = key("Wavelengths above original_max_positions / this are divided.", rule=above(0))
     high_freq_factor: float = key("Wavelengths below original_max_positions / this are kept.", rule=above(0))
-    original_max_positions: int = key("Context length before scaling, tokens.", rule=at_least(1))
+    original_max_positions: int = key("Context length before scaling.", rule=at_least(1), unit="tokens")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class DecoderModel:
     tie_embeddings: bool = key("Whether the output projection is the embedding.")
     init_std: float = key("Standard deviation of initial weights.", rule=above(0), default=0.02)
     dropout: float = key("Probability of dropping an element of each residual branch.", rule=between(0, 1), default=0.0)
-    seq_len: int = key("Default of training.seq_len, tokens.", rule=at_least(1))
+    seq_len: int = key("Default of training.seq_len.", rule=at_least(1), unit="tokens")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,20 @@ class SingleParallelism:
     """One device."""
 
     name: Literal["single"] = key("Parallelism.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReferenceAttention:
+    """PyTorch's own scaled dot-product attention."""
+
+    name: Literal["reference"] = key("Attention kernel.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """Which implementation computes an op of the model."""
+
+    attention: ReferenceAttention = key("Attention.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +134,9 @@ class ConstantSchedule:
     """Linear warm-up, then the peak rate."""
 
     name: Literal["constant"] = key("Schedule.")
-    warmup_steps: int = key("Steps of linear warm-up; the first has a positive rate.", rule=at_least(0))
+    warmup_steps: int = key(
+        "Length of the linear warm-up; the first step has a positive rate.", rule=at_least(0), unit="steps"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,7 +144,9 @@ class CosineSchedule:
     """Linear warm-up, then half a cosine down to a fraction of the peak."""
 
     name: Literal["cosine"] = key("Schedule.")
-    warmup_steps: int = key("Steps of linear warm-up; the first has a positive rate.", rule=at_least(0))
+    warmup_steps: int = key(
+        "Length of the linear warm-up; the first step has a positive rate.", rule=at_least(0), unit="steps"
+    )
     min_ratio: float = key("Last rate as a fraction of the peak.", rule=at_least(0))
 
 
@@ -136,7 +155,9 @@ class LinearSchedule:
     """Linear warm-up, then a line down to a fraction of the peak."""
 
     name: Literal["linear"] = key("Schedule.")
-    warmup_steps: int = key("Steps of linear warm-up; the first has a positive rate.", rule=at_least(0))
+    warmup_steps: int = key(
+        "Length of the linear warm-up; the first step has a positive rate.", rule=at_least(0), unit="steps"
+    )
     min_ratio: float = key("Last rate as a fraction of the peak.", rule=at_least(0))
 
 
@@ -145,8 +166,10 @@ class WarmupStableDecaySchedule:
     """Linear warm-up, the peak rate, then a line down to a fraction of the peak (WSD)."""
 
     name: Literal["warmup_stable_decay"] = key("Schedule.")
-    warmup_steps: int = key("Steps of linear warm-up; the first has a positive rate.", rule=at_least(0))
-    decay_steps: int = key("Steps of the final decay.", rule=at_least(0))
+    warmup_steps: int = key(
+        "Length of the linear warm-up; the first step has a positive rate.", rule=at_least(0), unit="steps"
+    )
+    decay_steps: int = key("Length of the final decay.", rule=at_least(0), unit="steps")
     min_ratio: float = key("Last rate as a fraction of the peak.", rule=at_least(0))
 
 
@@ -194,18 +217,24 @@ class FileTokenizer:
 class Training:
     """The loop."""
 
-    steps: int = key("Optimizer steps.", rule=at_least(1))
-    seq_len: int = key("Tokens per sequence.", rule=at_least(1))
-    batch_per_device: int | None = key("Sequences per device and step; or set global_batch_size.", rule=at_least(1))
-    global_batch_size: int | None = key(
-        "Sequences per step over all devices; or set batch_per_device.", rule=at_least(1)
+    steps: int = key("Length of the run.", rule=at_least(1), unit="optimizer steps")
+    seq_len: int = key("Length of a sequence.", rule=at_least(1), unit="tokens")
+    batch_per_device: int | None = key(
+        "Batch of one device and step; null where global_batch_size is set.", rule=at_least(1), unit="sequences"
     )
-    grad_accumulation: int = key("Microbatches per step; divides the batch.", rule=at_least(1))
+    global_batch_size: int | None = key(
+        "Batch of a step over all devices; setting it puts batch_per_device's default aside.",
+        rule=at_least(1),
+        unit="sequences",
+    )
+    grad_accumulation: int = key("Microbatches per step; divides the batch.", rule=at_least(1), unit="microbatches")
     max_grad_norm: float | None = key(
         "Global gradient norm above which gradients are scaled down; null: off.", rule=above(0)
     )
     seed: int = key("Seed of initial weights, data order and dropout.", rule=between(0, 2**31))
-    log_every: int = key("Steps between console lines; metrics.jsonl has every step.", rule=at_least(1))
+    log_every: int = key(
+        "Interval of console lines and loggers; metrics.jsonl has every step.", rule=at_least(1), unit="steps"
+    )
     on_nan: Literal["stop", "skip"] = key(
         "A step of non-finite loss or gradient ends the run, or is left out and counted."
     )
@@ -218,7 +247,7 @@ class Training:
 class Validation:
     """Loss on the held-out part."""
 
-    steps: int = key("Batches of held-out text at the end of the run; 0: none.", rule=at_least(0))
+    steps: int = key("Held-out text at the end of the run; 0: none.", rule=at_least(0), unit="batches")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -226,15 +255,26 @@ class Runtime:
     """Devices."""
 
     platform: Literal["auto", "cpu", "tpu", "gpu"] = key("Platform of the devices; auto is JAX's own choice.")
-    devices: int = key("Virtual devices on the CPU; ignored on other platforms.", rule=at_least(1))
+    devices: int = key("Virtual devices on the CPU; ignored on other platforms.", rule=at_least(1), unit="devices")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wandb:
     """Weights & Biases."""
 
-    mode: Literal["auto", "online", "offline", "disabled"] = key("auto: online when an API key is set, else offline.")
+    mode: Literal["auto", "online", "offline", "disabled"] = key(
+        "auto: WANDB_MODE where it is set, else online with an API key and a network, else offline."
+    )
     project: str = key("Project that runs appear under.", rule=not_empty)
+    name: str | None = key("Name of the run; null: that of the run folder.", rule=not_empty)
+    tags: tuple[str, ...] = key("Tags of the run.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorBoard:
+    """TensorBoard."""
+
+    enabled: bool = key("Whether event files are written to tensorboard/ in the run folder; needs the extra.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -242,6 +282,8 @@ class Logging:
     """Where metrics go besides metrics.jsonl."""
 
     wandb: Wandb = key("Weights & Biases.")
+    tensorboard: TensorBoard = key("TensorBoard.")
+    metadata: dict[str, Scalar] = key("Entries of your own (cluster, ticket, ...) that loggers show with the config.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -251,6 +293,7 @@ class Run:
     model: Llama3Model | Qwen3Model = key("The model.")
     objective: CausalLmObjective = key("What is minimized.")
     parallelism: SingleParallelism = key("How the model is laid over devices.")
+    kernels: Kernels = key("Which implementation computes an op of the model.")
     mode: GraphMode = key("How PyTorch code becomes XLA programs.")
     precision: Precision = key("Number formats.")
     optimizer: AdamW | Sgd = key("The update rule.")

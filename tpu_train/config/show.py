@@ -57,7 +57,7 @@ def _rows(config: Mapping[str, Any], sources: Mapping[str, str], at: str) -> Ite
     indent = "  " * (at.count(".") + 1 if at else 0)
     for name, value in config.items():
         dotted = f"{at}.{name}" if at else name
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield f"{indent}{name}:", ""
             yield from _rows(value, sources, dotted)
         else:

@@ -48,6 +48,7 @@ def test_every_shipped_yaml_is_a_choice_with_a_description() -> None:
     counts = {group: len(choices) for group, choices in groups.items()}
     assert counts == {
         "data": 3,
+        "kernels/attention": 1,
         "logging": 1,
         "mode": 1,
         "model": 13,

@@ -44,7 +44,7 @@ def test_key_of_a_choice_not_made_says_which() -> None:
 def test_section_lists_its_keys() -> None:
     data, text = show.topic("training", compose([]), None)
     assert "training.steps" in [key["key"] for key in data["keys"]]
-    assert "Optimizer steps." in text
+    assert "Length of the run." in text
 
 
 def test_unknown_topic_is_refused_with_the_nearest() -> None:
