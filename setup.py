@@ -7,7 +7,7 @@ forgotten at the first new folder.
 from setuptools import find_namespace_packages, setup
 
 setup(
-    packages=[*find_namespace_packages(include=["tpu_train", "tpu_train.*"]), "tpu_train.conf"],
+    packages=[*find_namespace_packages(include=["tpu_train", "tpu_train.*", "hydra_plugins"]), "tpu_train.conf"],
     package_dir={"tpu_train.conf": "conf"},
     package_data={"tpu_train.conf": ["*.yaml", "**/*.yaml"]},
 )

@@ -6,27 +6,34 @@ alone takes seconds to import. Exit codes: 0 done, 1 failed while running, 2 ref
 
 import contextlib
 import difflib
+import enum
 import itertools
 import json
+import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.models import OptionInfo
 
 if TYPE_CHECKING:
+    from tpu_train.config.completion import Command
     from tpu_train.config.compose import Composed
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
-    add_completion=False,
+    add_completion=False,  # ours, see config/shells.py
     rich_markup_mode=None,  # with it, --help imports rich
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+# `--steps=5` reaches the overrides and is told apart there, beside everything else that is wrong.
+_UNKNOWN = {"ignore_unknown_options": True}
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="OVERRIDE", help="GROUP=CHOICE or KEY=VALUE, as Hydra has them.")
@@ -37,19 +44,71 @@ Words = Annotated[
 ConfigDir = Annotated[
     Path | None, typer.Option("--config-dir", metavar="DIR", help="Your own YAML by group, searched first.")
 ]
+Multirun = Annotated[
+    bool, typer.Option("-m", "--multirun", help="Run every combination of KEY=A,B,... as a job of its own.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
 
 
+class Shell(enum.StrEnum):
+    """A shell that completion exists for."""
+
+    bash = "bash"
+    zsh = "zsh"
+    fish = "fish"
+
+
+def _install_completion(shell: Shell | None) -> None:
+    if shell:
+        from tpu_train.config import shells
+
+        print(f"completion for {shell} is in {shells.install(shell)}; a new {shell} has it")  # noqa: T201
+        raise typer.Exit
+
+
+def _show_completion(shell: Shell | None) -> None:
+    if shell:
+        from tpu_train.config import shells
+
+        print(shells.SCRIPTS[shell], end="")  # noqa: T201
+        raise typer.Exit
+
+
+COMPLETION = ("--install-completion", "--show-completion")
+Install = Annotated[
+    Shell | None,
+    typer.Option(
+        COMPLETION[0],
+        callback=_install_completion,
+        is_eager=True,
+        help="Let TAB complete in a shell; without a name: in $SHELL.",
+    ),
+]
+Show = Annotated[
+    Shell | None,
+    typer.Option(
+        COMPLETION[1], callback=_show_completion, is_eager=True, help="Print the script that would be installed."
+    ),
+]
+
+
 @app.callback()
-def _root() -> None:
+def _root(install_completion: Install = None, show_completion: Show = None) -> None:
     """Train PyTorch models on TPUs from YAML. Without a command: train."""
 
 
-@app.command()
-def train(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
+@app.command(context_settings=_UNKNOWN)
+def train(
+    overrides: Overrides = None, multirun: Multirun = False, config_dir: ConfigDir = None, as_json: Json = False
+) -> None:
     """Compose the config, check it, and train."""
+    words = overrides or []
     with _refusals(as_json):
-        composed = _checked(overrides, config_dir)
+        if multirun or any(word.lstrip("+") == "hydra.mode=MULTIRUN" for word in words):
+            raise typer.Exit(_sweep(words, config_dir, as_json))
+        composed = _checked(words, config_dir)
+        if composed.hydra.multirun:
+            raise typer.Exit(_sweep(words, config_dir, as_json))
         # What the run prints is its log; with --json stdout is kept for the object.
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             code = _train(composed)
@@ -58,7 +117,7 @@ def train(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(context_settings=_UNKNOWN)
 def check(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
     """Check the config and count what the model has and needs; no device is used."""
     with _refusals(as_json):
@@ -73,7 +132,7 @@ def check(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
         print(f"{name.replace('_', ' '):<24}{value if isinstance(value, str) else format(value, ','):>24}")  # noqa: T201
 
 
-@app.command()
+@app.command(context_settings=_UNKNOWN)
 def show(words: Words = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
     """Show the composed config with its sources, the choices of a GROUP, or what a KEY means."""
     with _refusals(as_json):
@@ -84,7 +143,7 @@ def show(words: Words = None, config_dir: ConfigDir = None, as_json: Json = Fals
         overrides = [word for word in words or [] if _is_override(word)]
         if len(topics) > 1:
             _refuse([(f"{topics[1]!r}", f"a second thing to show, beside {topics[0]!r}; show one at a time")], as_json)
-        composed = compose(overrides, config_dir)
+        composed = compose(overrides, config_dir, complete=not topics)
         found, text = views.topic(topics[0], composed, config_dir) if topics else views.whole(composed)
     if as_json:
         _print(found)
@@ -95,6 +154,11 @@ def show(words: Words = None, config_dir: ConfigDir = None, as_json: Json = Fals
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; always ends in SystemExit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if instruction := os.environ.get("_TPU_TRAIN_COMPLETE"):
+        from tpu_train.config import shells
+
+        print(shells.answer(instruction.removeprefix("complete_"), os.environ, _grammar()), end="")  # noqa: T201
+        raise SystemExit
     app(args=_with_command(words), prog_name="tpu-train")
     raise AssertionError("typer exits")
 
@@ -105,6 +169,8 @@ def _with_command(words: list[str]) -> list[str]:
     first = words[0] if words else ""
     if first in commands or first in ("-h", "--help"):
         return words
+    if first.partition("=")[0] in COMPLETION:
+        return words if words[1:] or "=" in first else [first, Path(os.environ.get("SHELL", "")).name]
     if not first or first.startswith("-") or _is_override(first):
         for before, word in itertools.pairwise(words):
             if word in commands and before != "--config-dir":
@@ -114,6 +180,30 @@ def _with_command(words: list[str]) -> list[str]:
     hint = f"; nearest is {near[0]!r}" if near else ""
     message = f"not a command{hint}; commands: {', '.join(commands)}; an override is KEY=VALUE"
     _refuse([(f"{first!r}", message)], "--json" in words)
+
+
+def _grammar() -> "dict[str, Command]":
+    """The commands and their options, as completion knows them; "" is the command line without a command."""
+    from tpu_train.config.completion import Command, Option
+
+    def options(function: Callable[..., Any]) -> dict[str, Option]:
+        found = {name: Option("Show help and exit.") for name in ("-h", "--help")}
+        for annotation in function.__annotations__.values():
+            for option in getattr(annotation, "__metadata__", ()):
+                if isinstance(option, OptionInfo):
+                    kind = annotation.__origin__
+                    values = None if kind is bool else tuple(Shell) if kind == Shell | None else ()
+                    # Inside Annotated there is no default, and typer keeps the first name in its place.
+                    names = (option.default, *(option.param_decls or ()))
+                    found |= {name: Option(option.help or "", values) for name in names if isinstance(name, str)}
+        return found
+
+    functions = [command.callback for command in app.registered_commands if command.callback]
+    commands = {
+        function.__name__: Command((function.__doc__ or "").splitlines()[0], options(function), function is show)
+        for function in functions
+    }
+    return {"": Command("", {**options(_root), **options(train)}), **commands}
 
 
 def _is_override(word: str) -> bool:
@@ -126,14 +216,21 @@ def _checked(overrides: Sequence[str] | None, config_dir: Path | None) -> "Compo
     Raises:
         ConfigError: with all problems.
     """
-    from tpu_train.checking import check as check_rules
-    from tpu_train.config.compose import compose
-    from tpu_train.config.problems import ConfigError
+    from tpu_train.checking import compose_checked
 
-    composed = compose(overrides or [], config_dir)
-    if problems := check_rules(composed.run, composed.sources):
-        raise ConfigError(problems)
-    return composed
+    return compose_checked(overrides or [], config_dir)
+
+
+def _sweep(words: Sequence[str], config_dir: Path | None, as_json: bool) -> int:
+    """Run a sweep and print how its jobs ended; gives the exit code."""
+    from tpu_train.sweeps.sweep import print_table, sweep
+
+    result = sweep(words, config_dir)
+    if as_json:
+        _print(result.as_dict())
+    else:
+        print_table(result)
+    return result.exit_code
 
 
 def _train(composed: "Composed") -> int:

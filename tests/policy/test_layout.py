@@ -24,6 +24,7 @@ STAGES = (
     "data",
     "training",
     "checking",
+    "sweeps",
     "cli",
 )
 MAY_IMPORT_JAX = {"kernels", "lowering", "execution", "planning"}

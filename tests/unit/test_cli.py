@@ -146,7 +146,11 @@ def test_failing_run_ends_with_a_readable_line(
         ),
         (["xyz"], "'xyz': not a command; commands: train, check, show"),
         (["--json", "check"], "'check': a command comes first: tpu-train check ..."),
-        (["--steps=5"], "No such option: --steps"),
+        (
+            ["--steps=5"],
+            "command line '--steps=5': there is no option '--steps'; keys are set without dashes: training.st",
+        ),
+        (["check", "--steps", "5"], "command line '--steps 5': there is no option '--steps'; keys are set without"),
         (["show", "model", "data"], "'data': a second thing to show, beside 'model'"),
         (["show", "optimzer"], "'optimzer': is neither a group nor a key; nearest is 'optimizer'"),
         (["check", "model"], "command line 'model': not an override"),

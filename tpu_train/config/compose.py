@@ -1,37 +1,31 @@
-"""From command-line words to a checked `Run`: Hydra composes, everything wrong is reported at once.
+"""From command-line words to a `Run`: Hydra composes, everything wrong is reported at once.
 
 Key idea: composition happens twice. First with the choices of groups only, which fixes the schema that each other word
 is judged against (`momentum` exists for one optimizer, not for another); then with all sound words. A refused word
 does not hide what is wrong elsewhere.
 """
 
-import contextlib
 import dataclasses
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import hydra
-import yaml
-from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
-from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from tpu_train.config import hydra_settings, reflect
 from tpu_train.config import overrides as override_words
-from tpu_train.config import reflect
 from tpu_train.config.convert import MISSING, convert
+from tpu_train.config.hydra_frame import PRIMARY, documents, hydra_reporting
+from tpu_train.config.hydra_settings import HydraSettings
 from tpu_train.config.overrides import Word
 from tpu_train.config.problems import ConfigError, Problem
+from tpu_train.config.rules import EXCLUSIVE
 from tpu_train.config.schema import Run
-from tpu_train.config.sources import SearchPath, lines, shipped_dir
-
-_PRIMARY = "config"
+from tpu_train.config.sources import Document, SearchPath, read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,138 +36,200 @@ class Composed:
         run: the values.
         choices: the chosen member of each group.
         sources: where the value of each dotted key was set: `conf/model/x.yaml:3` or `command line 'a.b=c'`.
+        defaults: the values, plain, before the command line set any of them.
+        hydra: what of Hydra's own settings concerns a single run.
     """
 
     run: Run
     choices: dict[str, str]
     sources: dict[str, str]
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    hydra: HydraSettings = dataclasses.field(default_factory=HydraSettings)
 
 
-def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composed:
+def compose(overrides: Sequence[str], config_dir: Path | None = None, complete: bool = True) -> Composed:
     """Compose and convert the configuration.
 
     Args:
         overrides: command-line words.
         config_dir: a folder of the user's own YAML, searched before the shipped one.
+        complete: whether required values must be there; else they are placeholders.
 
     Raises:
         ConfigError: with every problem that was found.
+    """
+    words, problems = override_words.parse(overrides, Run)
+    composed, more = draft(words, config_dir)
+    problems = [problem for problem in (*problems, *more) if complete or not problem.missing]
+    if problems:
+        raise ConfigError(in_order(problems, overrides))
+    return composed
+
+
+def in_order(problems: Iterable[Problem], overrides: Sequence[str]) -> list[Problem]:
+    """Problems in the order of the words they are about, those of files last."""
+    order = {override_words.place(text): index for index, text in enumerate(overrides)}
+    return sorted(problems, key=lambda problem: order.get(problem.place, len(order)))
+
+
+def draft(words: Sequence[Word], config_dir: Path | None, multirun: bool = False) -> tuple[Composed, list[Problem]]:
+    """Compose what is sound, for the rules to be asked about.
+
+    Args:
+        words: parsed, without sweeps.
+        config_dir: a folder of the user's own YAML.
+        multirun: whether settings of a sweep take effect.
+
+    Returns:
+        The configuration, with placeholders for refused values, and every problem that was found.
+
+    Raises:
+        ConfigError: nothing could be composed.
     """
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError([Problem(f"--config-dir {config_dir}", "is not a folder; give one that holds YAML by group")])
     search = SearchPath(config_dir and config_dir.resolve())
     groups = search.groups()
-    words, problems = override_words.parse(overrides)
-    chosen, rest, refused = override_words.judge_groups(words, groups, Run)
-    problems += refused
-    with _hydra(search, problems):
-        choices = _group_words(chosen)
-        config = hydra.compose(_PRIMARY, choices)
-        tree = cast("dict[str, Any]", OmegaConf.to_container(config))
-        values, refused = override_words.judge_values(rest, tree, Run, groups)
+    judged = override_words.judge_forms(words, groups, Run)
+    problems = judged.problems
+    chosen = _readable(judged, groups, search)
+    with hydra_reporting(search, problems) as loader:
+        hydra_choices, hydra_words = _hydra_words(judged.hydra, loader, multirun, problems)
+        choices = [*_group_words(chosen, loader), *hydra_choices]
+        defaults = loader.compute_defaults_list(PRIMARY, choices, RunMode.RUN)
+        files = list(documents(defaults.defaults, search))
+        problems += dict.fromkeys(problem for document, _ in files for problem in document.problems)
+        sources = {key: where for document, package in files for key, where in document.lines(package)}
+        _judge_hydra_yaml(files, hydra_choices, problems)
+        config = hydra.compose(PRIMARY, choices, return_hydra_config=True)
+        base = cast("dict[str, Any]", OmegaConf.to_container(config))
+        values, refused = override_words.judge_values(judged.values, base, Run, groups)
         problems += refused
-        if values:
+        hydra_values = []
+        for word in hydra_words:
+            if problem := hydra_settings.judge_word(word, config.hydra, multirun):
+                problems.append(problem)
+            else:
+                hydra_values.append(word)
+        starting = _resolve(config, "", {})
+        if values or hydra_values:
             # The words are judged already; `++` also sets keys that no YAML names.
-            config = hydra.compose(_PRIMARY, [*choices, *(f"++{word.assignment}" for word in values)])
-        made, sources = _origins(search, choices)
-    sources |= {key: override_words.place(word.text) for word in values for key, _ in word.leaves()}
+            texts = [f"++{word.assignment}" for word in (*values, *hydra_values)]
+            config = hydra.compose(PRIMARY, [*choices, *texts], return_hydra_config=True)
+    sources |= {key: word.place for word in (*values, *hydra_values) for key, _ in word.leaves()}
+    sections = {package: document.place for document, package in files if package}
+    made = {group: str(choice) for group, choice in defaults.overrides.known_choices.items() if choice}
+    composed = _converted(config, sources, sections, problems)
+    return dataclasses.replace(
+        composed,
+        choices={group: choice for group, choice in made.items() if not group.startswith("hydra/")},
+        defaults=starting,
+    ), problems
+
+
+def _readable(
+    judged: override_words.Judged, groups: Mapping[str, Mapping[str, Path]], search: SearchPath
+) -> list[Word]:
+    """The choices whose files can be read; the problems of the others join, and values of their groups wait."""
+    sound = []
+    for word in judged.choices:
+        file = groups[word.key][str(word.parsed.value())]
+        document = read(file, search.name(file))
+        if document.loads:
+            sound.append(word)
+            continue
+        section = word.key.replace("/", ".")
+        judged.problems.extend(dataclasses.replace(problem, keys=(section,)) for problem in document.problems)
+        judged.values[:] = [value for value in judged.values if not override_words.within(value.key, section)]
+    return sound
+
+
+def _hydra_words(
+    words: Sequence[Word], loader: ConfigLoaderImpl, multirun: bool, problems: list[Problem]
+) -> tuple[list[str], list[Word]]:
+    """The choices of Hydra's own groups as Hydra wants them, and the words that set its keys."""
+    choices, values = [], []
+    for word in words:
+        if "/" not in word.key:
+            values.append(word)
+        elif problem := hydra_settings.judge_choice(word, loader.get_group_options(word.key), multirun):
+            problems.append(problem)
+        else:
+            choices.append(word.assignment)
+    if not choices:
+        return [], values
+    usual = loader.compute_defaults_list(PRIMARY, [], RunMode.RUN).overrides.known_choices
+    return [word if word.partition("=")[0] in usual else f"+{word}" for word in choices], values
+
+
+def _judge_hydra_yaml(files: Sequence[tuple[Document, str]], hydra_choices: list[str], problems: list[Problem]) -> None:
+    """Judges the keys below `hydra` of users' files; Hydra itself would stop at the first that it does not have.
+
+    Raises:
+        ConfigError: there are such keys, so nothing can be composed.
+    """
+    written = [line for document, package in files for line in document.lines(package)]
+    written = [(key, where) for key, where in written if key.startswith("hydra.") and not where.startswith("conf/")]
+    if not written:
+        return
+    schema = hydra.compose(PRIMARY, hydra_choices, return_hydra_config=True).hydra
+    wrong = [Problem(where, text) for key, where in written if (text := hydra_settings.judge_key(key, schema))]
+    if wrong:
+        raise ConfigError([*problems, *wrong])
+
+
+def _converted(
+    config: DictConfig, sources: dict[str, str], sections: Mapping[str, str], problems: list[Problem]
+) -> Composed:
+    """The composed config as a `Run`; what is wrong joins the problems."""
 
     def place(key: str) -> str:
-        return sources.get(key) or (place(key.rpartition(".")[0]) if key else f"conf/{_PRIMARY}.yaml")
+        here = sources.get(key) or sections.get(key)
+        return here or (place(key.rpartition(".")[0]) if key else f"conf/{PRIMARY}.yaml")
 
     unresolved: dict[str, str] = {}
     tree = _resolve(config, "", unresolved)
-    problems += [Problem(place(key), f"{key} {message}") for key, message in unresolved.items()]
+    problems += [Problem(place(key), f"{key} {message}", (key,)) for key, message in unresolved.items()]
+    for pair in EXCLUSIVE:
+        _yield_default(tree, pair, sources)
     run, wrong = convert(Run, tree, place, skip=unresolved)
-    if problems := problems + wrong:
-        order = {override_words.place(text): index for index, text in enumerate(overrides)}
-        raise ConfigError(sorted(problems, key=lambda problem: order.get(problem.place, len(order))))
-    return Composed(run, made, {key: source for key, source in sources.items() if _is_leaf(tree, key)})
+    problems += wrong
+    settings = hydra_settings.judge_values(config.hydra, sources, problems)
+    if settings.run_dir is not None:
+        if run.run_dir is not None:
+            also = sources["hydra.run.dir"]
+            problems.append(Problem(place("run_dir"), f"run_dir is given, and hydra.run.dir by {also}; keep one"))
+        run = dataclasses.replace(run, run_dir=settings.run_dir)
+        sources["run_dir"] = sources["hydra.run.dir"]
+    leaves = {key: source for key, source in sources.items() if _is_leaf(tree, key)}
+    return Composed(run, {}, leaves, hydra=settings)
 
 
-class _UserFolder(SearchPathPlugin):
-    """Puts the user's folder before ours; Hydra's own `hydra.searchpath` only appends."""
-
-    folder: ClassVar[Path | None] = None
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Called by Hydra for each new search path."""
-        if self.folder is not None:
-            search_path.prepend("user", f"file://{self.folder}", "main")
-
-
-@contextlib.contextmanager
-def _hydra(search: SearchPath, problems: Sequence[Problem]) -> Iterator[None]:
-    """Hydra on a search path; its errors become problems, after those that are known already."""
-    if _UserFolder not in Plugins.instance().discover(SearchPathPlugin):
-        Plugins.instance().register(_UserFolder)
-    _UserFolder.folder = search.user
-    try:
-        with hydra.initialize_config_dir(str(shipped_dir()), job_name="tpu-train", version_base="1.3"):
-            yield
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeError) as error:
-        raise ConfigError([*problems, _problem(error, search)]) from error
-    finally:
-        _UserFolder.folder = None
+def _yield_default(tree: Mapping[str, Any], pair: tuple[str, str], sources: dict[str, str]) -> None:
+    """Of two keys that exclude each other, the primary config's value yields to one that was set on purpose."""
+    values = [_at(tree, key) for key in pair]
+    usual = [sources.get(key, "").startswith(f"conf/{PRIMARY}.yaml:") for key in pair]
+    if None in values or usual[0] == usual[1]:
+        return
+    yielding, wanted = pair if usual[0] else pair[::-1]
+    section, _, name = yielding.rpartition(".")
+    _at(tree, section)[name] = None
+    sources[yielding] = f"put aside by {sources.get(wanted, wanted)}"
 
 
-def _group_words(chosen: Sequence[Word]) -> list[str]:
+def _at(tree: Mapping[str, Any], key: str) -> Any:
+    value: Any = tree
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _group_words(chosen: Sequence[Word], loader: ConfigLoaderImpl) -> list[str]:
     """The choices of groups as Hydra wants them: with `+` where the defaults list does not have the group."""
-    if all(word.key in reflect.hints(Run) for word in chosen):
+    if all(reflect.has(Run, word.key.replace("/", ".")) for word in chosen):
         return [word.assignment for word in chosen]
-    usual = GlobalHydra.instance().config_loader().compute_defaults_list(_PRIMARY, [], RunMode.RUN)
-    known = usual.overrides.known_choices
-    return [word.assignment if word.key in known else f"+{word.assignment}" for word in chosen]
-
-
-def _origins(search: SearchPath, choices: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The choice of each group, and where YAML sets each key; a section's origin is the file that should fill it."""
-    defaults = GlobalHydra.instance().config_loader().compute_defaults_list(_PRIMARY, choices, RunMode.RUN)
-    sources: dict[str, str] = {}
-    files: dict[str, str] = {}
-    for item in defaults.defaults:
-        if item.config_path and (file := search.find(item.config_path)):
-            package = "" if item.package in (None, "_global_") else item.package
-            sources |= {key: f"{search.name(file)}:{line}" for key, line in lines(file, package)}
-            files |= {package: search.name(file)} if package else {}
-    known = defaults.overrides.known_choices
-    made = {group: choice for group, choice in known.items() if choice and not group.startswith("hydra/")}
-    return made, sources | files
-
-
-def _problem(error: BaseException, search: SearchPath) -> Problem:
-    """Hydra's, OmegaConf's or YAML's error as one problem: the innermost cause that says where."""
-    chain, cause = [error], error
-    while cause := cause.__cause__ or cause.__context__:
-        chain.append(cause)
-    for cause in chain:
-        if isinstance(cause, yaml.MarkedYAMLError) and cause.problem_mark:
-            mark = cause.problem_mark
-            place = f"{search.name(Path(mark.name))}:{mark.line + 1}"
-            return Problem(place, f"not valid YAML: {cause.problem}")
-        if isinstance(cause, OSError) and cause.filename:
-            return Problem(str(cause.filename), f"cannot be read: {cause.strerror}")
-        if isinstance(cause, UnicodeError):
-            return Problem(_undecodable(search), f"cannot be read: {cause}")
-    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    text = text.partition(" Config search path:")[0]
-    place = "config"
-    if (inside := re.match(r"In '(.+?)': ", text)) and (file := search.find(inside[1])):
-        place, text = search.name(file), text[inside.end() :]
-    if misplaced := re.match(r"Could not override '(\w+)@", text):
-        text += f" Write override /{misplaced[1]}@_global_.{misplaced[1]}: CHOICE"
-    return Problem(place, text or type(error).__name__)
-
-
-def _undecodable(search: SearchPath) -> str:
-    """The YAML that is not UTF-8; the error itself does not say."""
-    for folder in search.folders:
-        for file in sorted(folder.rglob("*.yaml")):
-            try:
-                file.read_text(encoding="utf-8")
-            except UnicodeError:
-                return search.name(file)
-    return "config"
+    usual = loader.compute_defaults_list(PRIMARY, [], RunMode.RUN).overrides.known_choices
+    return [word.assignment if word.key in usual else f"+{word.assignment}" for word in chosen]
 
 
 def _resolve(node: Any, at: str, unresolved: dict[str, str]) -> Any:
@@ -181,7 +237,7 @@ def _resolve(node: Any, at: str, unresolved: dict[str, str]) -> Any:
     if isinstance(node, ListConfig):
         return [_resolve_at(node, index, f"{at}[{index}]", unresolved) for index in range(len(node))]
     if isinstance(node, DictConfig):
-        keys = [str(key) for key in node]
+        keys = [str(key) for key in node if at or key != "hydra"]
         return {key: _resolve_at(node, key, f"{at}.{key}" if at else key, unresolved) for key in keys}
     return node
 
@@ -191,9 +247,10 @@ def _resolve_at(node: Any, key: Any, at: str, unresolved: dict[str, str]) -> Any
         return MISSING
     try:
         return _resolve(node[key], at, unresolved)
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, RecursionError) as error:
         raw = OmegaConf.to_container(node, resolve=False)[key]  # pyright: ignore
-        unresolved[at] = f"is {raw!r}, which does not resolve: {str(error).splitlines()[0]}"
+        why = "it refers to itself" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+        unresolved[at] = f"is {raw!r}, which does not resolve: {why}"
         return MISSING
 
 
@@ -203,4 +260,4 @@ def _is_leaf(tree: Mapping[str, Any], key: str) -> bool:
         if not isinstance(value, Mapping) or name not in value:
             return False
         value = value[name]
-    return not isinstance(value, Mapping)
+    return not value or not isinstance(value, Mapping)

@@ -1,7 +1,8 @@
 """The strict step from plain nested mappings to the schema's frozen dataclasses, and back.
 
 Hydra composes untyped YAML, so this is where a key must exist and a value must fit. Key idea: every problem is
-collected, none is raised; a value that cannot be converted becomes `_BROKEN` and its section is not built.
+collected, none is raised. A value that cannot be converted is replaced by one of its type, so that the rules can still
+be asked about everything else.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from tpu_train.config import reflect
 from tpu_train.config.fields import Rule
 from tpu_train.config.problems import Problem
 
+NULL_WORDS = ("None", "none")  # Python's null, which YAML reads as a string
 MISSING = "???"  # OmegaConf's mark of a value that the user must give
 _BROKEN: Any = object()
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")  # YAML 1.1 leaves `1e-4` a string
@@ -31,11 +33,10 @@ def convert(
         skip: dotted keys whose problem is known already.
 
     Returns:
-        The value, None when there are problems, and all problems.
+        The value and all problems. What a problem names stands in the value as a placeholder of the right type.
     """
     converter = _Converter(place, skip)
-    converted = converter.any(kind, value, "")
-    return (None if converted is _BROKEN or converter.problems else converted), converter.problems
+    return converter.any(kind, value, ""), converter.problems
 
 
 def plain(value: Any) -> Any:
@@ -51,17 +52,20 @@ class _Converter:
         self._place = place
         self._skip = skip
 
-    def _refuse(self, key: str, message: str) -> Any:
+    def _refuse(self, kind: Any, key: str, message: str) -> Any:
         if key not in self._skip:
-            self.problems.append(Problem(self._place(key), message))
-        return _BROKEN
+            self.problems.append(Problem(self._place(key), message, (key,)))
+        return _placeholder(kind)
 
     def _expected(self, kind: Any, value: Any, key: str) -> Any:
-        return self._refuse(key, f"{key} is {show(value)}, expected {reflect.describe(kind)}{_hint(kind, value)}")
+        return self._refuse(kind, key, f"{key} is {show(value)}, expected {reflect.describe(kind)}{_hint(kind, value)}")
 
     def any(self, kind: Any, value: Any, key: str) -> Any:
         if isinstance(value, str) and value == MISSING:
-            return self._refuse(key, f"{key} is required and has no value; give one with {key}=...")
+            if key not in self._skip:
+                message = f"{key} is required and has no value; give one with {key}=..."
+                self.problems.append(Problem(self._place(key), message, (key,), missing=True))
+            return _placeholder(kind)
         if value is None and reflect.is_optional(kind):
             return None
         if reflect.is_section(kind):
@@ -72,7 +76,7 @@ class _Converter:
         member, *others = reflect.members(kind)
         if others:
             return value if type(value) in (member, *others) else self._expected(kind, value, key)
-        if value == "None" and reflect.is_optional(kind):
+        if value in NULL_WORDS and reflect.is_optional(kind):
             return self._expected(kind, value, key)
         if typing.get_origin(member) is tuple:
             return self._tuple(kind, member, value, key)
@@ -101,8 +105,10 @@ class _Converter:
             dotted = f"{key}.{name}" if key else name
             choices = Literal[tuple(by_tag)]
             if name in value:
-                return self.any(choices, value[name], dotted)  # refuses it, with the choices
-            return self._refuse(dotted, f"{dotted} is missing, expected {reflect.describe(choices)}")
+                self.any(choices, value[name], dotted)  # refuses it, with the choices
+            else:
+                self._refuse(choices, dotted, f"{dotted} is missing, expected {reflect.describe(choices)}")
+            return _placeholder(kind)
         fields = {field.name: field for field in dataclasses.fields(section)}
         for name in value:
             if name not in fields:
@@ -111,28 +117,34 @@ class _Converter:
         for name, inner in reflect.hints(section).items():
             dotted = f"{key}.{name}" if key else name
             if name in value:
-                made[name] = self._ruled(fields[name].metadata["rule"], self.any(inner, value[name], dotted), dotted)
+                made[name] = self._ruled(fields[name].metadata["rule"], inner, value[name], dotted)
             elif fields[name].default is dataclasses.MISSING:
-                made[name] = self._refuse(dotted, f"{dotted} is missing, expected {reflect.describe(inner)}")
-        return _BROKEN if _BROKEN in made.values() else section(**made)
+                made[name] = self._refuse(inner, dotted, f"{dotted} is missing, expected {reflect.describe(inner)}")
+        return section(**made)
 
-    def _ruled(self, rule: Rule | None, value: Any, key: str) -> Any:
-        if rule is None or value is None or value is _BROKEN or rule.holds(value):
-            return value
-        return self._refuse(key, f"{key} is {show(value)}, expected {rule.allowed}")
+    def _ruled(self, rule: Rule | None, kind: Any, value: Any, key: str) -> Any:
+        known = len(self.problems)
+        converted = self.any(kind, value, key)
+        if rule is None or converted is None or len(self.problems) > known or key in self._skip:
+            return converted
+        if not rule.holds(converted):
+            return self._refuse(kind, key, f"{key} is {show(value)}, expected {rule.allowed}")
+        return converted
 
     def _unknown(self, kind: Any, section: type, name: str, key: str) -> None:
         dotted = f"{key}.{name}" if key else name
-        self._refuse(dotted, unknown_key(kind, section, dotted))
+        if dotted not in self._skip:
+            self.problems.append(unknown_key(kind, section, dotted, self._place(dotted)))
 
 
-def unknown_key(kind: Any, section: type, dotted: str, elsewhere: Iterable[str] = ()) -> str:
-    """The message for a key that a section does not have.
+def unknown_key(kind: Any, section: type, dotted: str, place: str, elsewhere: Iterable[str] = ()) -> Problem:
+    """The problem of a key that a section does not have.
 
     Args:
         kind: the declared type of the section, possibly a union.
         section: the member of it that the value belongs to.
         dotted: the unknown key, with its section's.
+        place: where it was set.
         elsewhere: dotted keys of other sections; one of the same name is named when nothing nearer is.
     """
     parent, _, name = dotted.rpartition(".")
@@ -140,12 +152,25 @@ def unknown_key(kind: Any, section: type, dotted: str, elsewhere: Iterable[str] 
     owners = [m for m in reflect.members(kind) if m is not section and name in reflect.hints(m)]
     namesakes = [key for key in elsewhere if key.rpartition(".")[2] == name and not owners]
     parts = [f"there is no key {dotted!r}"]
-    if near := reflect.nearest(name, known) or next(iter(namesakes), None):
+    near = reflect.nearest(name, known) or next(iter(namesakes), None)
+    if near:
         parts.append(f"nearest is {near!r}")
     if owners:
         parts.append(f"only {', '.join((reflect.tag(m) or ('', m.__name__))[1] for m in owners)} has it")
     parts.append(f"keys{f' of {parent}' * bool(parent)}: {', '.join(reflect.hints(section))}")
-    return "; ".join(parts)
+    return Problem(place, "; ".join(parts), (near,) if near else ())
+
+
+def _placeholder(kind: Any) -> Any:
+    """Some value of a type, where the one that was given is refused."""
+    member = reflect.members(kind)[0]
+    if reflect.is_optional(kind):
+        return None
+    if dataclasses.is_dataclass(member):
+        assert isinstance(member, type)
+        return member(**{name: _placeholder(inner) for name, inner in reflect.hints(member).items()})
+    origin = typing.get_origin(member)
+    return typing.get_args(member)[0] if origin is Literal else (origin or member)(*[1] * (member in (int, float)))
 
 
 def show(value: Any) -> str:
@@ -158,15 +183,26 @@ def show(value: Any) -> str:
 def _hint(kind: Any, value: Any) -> str:
     """What to do about a value of the wrong type, where the mistake is a common one."""
     member = None if reflect.is_section(kind) else reflect.members(kind)[0]
-    if value == "None" and reflect.is_optional(kind):
+    if reflect.is_optional(kind) and value in NULL_WORDS:
         return "; write null for none"
     if typing.get_origin(member) is Literal and isinstance(value, str):
         near = reflect.nearest(value, typing.get_args(member))
         return f"; nearest is {near!r}" if near else ""
     if member is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"; quote it in YAML, or on the command line as \"'{value}'\""
+    if member in (int, float) and isinstance(value, str):
+        return _number_hint(value)
     if kind is bool and value in ("yes", "no", "on", "off"):
         return f"; write {'true' if value in ('yes', 'on') else 'false'}"
+    return ""
+
+
+def _number_hint(text: str) -> str:
+    """What to do about a string that YAML 1.1 or a person reads as a number."""
+    if re.fullmatch(r"[-+]?0\d+", text):
+        return f"; YAML reads leading zeros as an octal number, write {int(text)}"
+    if re.fullmatch(r"\d+(:[0-5]?\d)+", text):
+        return "; YAML reads colons as a number of base sixty, write it in decimal"
     return ""
 
 
@@ -180,5 +216,5 @@ def _scalar(kind: Any, value: Any) -> Any:
     if kind is float and isinstance(value, str) and _NUMBER.fullmatch(value):
         return float(value)
     if kind is float and isinstance(value, int):
-        return float(value)
+        return float(value) if abs(value) < 2**1000 else _BROKEN
     return value if isinstance(value, kind) else _BROKEN

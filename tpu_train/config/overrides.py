@@ -5,29 +5,43 @@ what a word means, so quoting works as Hydra documents it; what the word may mea
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 
 from tpu_train.config import reflect
 from tpu_train.config.convert import unknown_key
 from tpu_train.config.problems import Problem
 
+OPTIONS = ("--config-dir", "--json", "--multirun", "--help")
+_HYDRA_OPTIONS = {  # of Hydra's own command line, and what does the same here
+    **dict.fromkeys(("cfg", "c", "resolve", "package", "p", "info", "i"), "the composed config: tpu-train show"),
+    **dict.fromkeys(("config-path", "cp", "config_dir", "cd"), "a folder of your own YAML: --config-dir DIR"),
+    **dict.fromkeys(("config-name", "cn"), "a file of overrides is a choice of recipe: recipe=NAME"),
+    **dict.fromkeys(("hydra-help", "run", "r", "shell-completion", "sc"), "tpu-train --help"),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Word:
-    """One override: the word as typed, and Hydra's reading of it."""
+    """One override: the word as typed, and Hydra's reading of it.
 
-    text: str
+    Attributes:
+        place: where it was said, for messages.
+        parsed: Hydra's reading; of one job of a sweep, with the one value of that job.
+    """
+
+    place: str
     parsed: Override
 
     @property
     def assignment(self) -> str:
-        """The word without Hydra's prefixes."""
-        return self.text.lstrip("+")
+        """The word as `KEY=VALUE`, without Hydra's prefixes."""
+        return str(self.parsed.input_line).lstrip("+")
 
     @property
     def key(self) -> str:
@@ -39,106 +53,174 @@ class Word:
         yield from _leaves(self.key, self.parsed.value())
 
 
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """Words after a look at each.
+
+    Attributes:
+        choices: sound choices of groups.
+        values: words that set values, to be judged against the schema of the chosen groups.
+        hydra: words about `hydra.*`, to be judged against Hydra's own schema.
+        problems: what is wrong with the others.
+    """
+
+    choices: list[Word]
+    values: list[Word]
+    hydra: list[Word]
+    problems: list[Problem]
+
+
 def place(text: str) -> str:
     """A command-line word as messages show it."""
     return f"command line '{text}'"
 
 
-def parse(texts: Sequence[str]) -> tuple[list[Word], list[Problem]]:
-    """Parse words with Hydra's parser."""
-    parser = OverridesParser.create()
+def quoted(text: str) -> str:
+    """A string as a value of an override, in quotes where it would be read as something else without."""
+    if re.fullmatch(r"[\w./-]*[/A-Za-z_][\w./-]*", text) and parse_one(f"key={text}", "").parsed.value() == text:
+        return text
+    return QuotedString(text, Quote.single).with_quotes()
+
+
+def parse_one(text: str, where: str) -> Word:
+    """One word by Hydra's parser.
+
+    Raises:
+        Exception: it is not an override; Hydra's parser has several kinds of error.
+    """
+    return Word(where, OverridesParser.create().parse_override(text))
+
+
+def parse(texts: Sequence[str], root: type) -> tuple[list[Word], list[Problem]]:
+    """Parse words with Hydra's parser; words that look like options get the override that was meant."""
     words, problems = [], []
-    for text in texts:
+    waiting = list(texts)
+    while waiting:
+        text = waiting.pop(0)
+        if text.startswith("-"):
+            value = waiting.pop(0) if "=" not in text and waiting and "=" not in waiting[0] else None
+            problems.append(_option(text, value, root))
+            continue
         try:
-            words.append(Word(text, parser.parse_override(text)))
-        except HydraException as error:
-            why = str(error).splitlines()[0].rstrip(".")
+            words.append(parse_one(text, place(text)))
+        except Exception as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             hint = "; an override is KEY=VALUE" if "=" not in text else "; quote special characters: \"key='a b, c'\""
-            problems.append(Problem(place(text), f"not an override ({why}){hint}"))
+            known = (text.partition("=")[0].lstrip("+~"),)
+            problems.append(Problem(place(text), f"not an override ({why}){hint}", known))
     return words, problems
 
 
-def judge_groups(
-    words: Sequence[Word], groups: Mapping[str, Iterable[str]], root: type
-) -> tuple[list[Word], list[Word], list[Problem]]:
-    """Tell choices of groups from values, and judge all that needs no composition.
+def _option(text: str, value: str | None, root: type) -> Problem:
+    """A word with dashes that is none of our options."""
+    name, _, given = text.lstrip("-").partition("=")
+    given = given or value or "..."
+    where = place(text if value is None else f"{text} {value}")
+    message = f"there is no option {text.partition('=')[0]!r}"
+    if instead := _HYDRA_OPTIONS.get(name):
+        return Problem(where, f"{message}; {instead}")
+    keys = [dotted for dotted, *_ in reflect.walk(root)]
+    plain = [option.lstrip("-") for option in OPTIONS]
+    meant = name.replace("-", "_")
+    option = None if any(key.rpartition(".")[2] == meant for key in keys) else reflect.nearest(name, plain)
+    if option:
+        return Problem(where, f"{message}; nearest is '--{option}'")
+    if key := reflect.nearest(meant, keys):
+        return Problem(where, f"{message}; keys are set without dashes: {key}={given}", (key,))
+    return Problem(where, f"{message}; options: {', '.join(OPTIONS)}")
 
-    Returns:
-        The sound choices, the words that set values and are still to be judged, and the problems.
-    """
-    choices, values, problems, seen = [], [], [], dict[str, str]()
+
+def judge_forms(words: Sequence[Word], groups: Mapping[str, Mapping[str, Path]], root: type) -> Judged:
+    """Tell choices of groups, values and Hydra's own settings apart, and judge all that needs no composition."""
+    judged = Judged([], [], [], [])
+    seen: dict[str, str] = {}
     for word in words:
-        message = _form(word) or _separators(word.key, groups, root)
+        dotted = word.key.replace("/", ".")
+        message = _form(word) or _separators(word, groups, root)
         if message is None and word.key in groups:
-            message = _choice(word, list(groups[word.key]), seen)
-            seen[word.key] = word.text
-            if message is None:
-                choices.append(word)
-        elif message is None:
-            values.append(word)
+            message = _choice(word, groups[word.key], seen, reflect.has(root, dotted))
+            seen.setdefault(word.key, word.place)
         if message is not None:
-            problems.append(Problem(place(word.text), message))
-    broken = {w.key for w in words if w.key in groups} - {w.key for w in choices}
-    # What a refused choice would have allowed is unknown: its fields are judged after it is corrected.
-    return choices, [w for w in values if w.key.partition(".")[0] not in broken], problems
+            near = reflect.nearest(word.key, groups) if "/" in word.key or word.key not in groups else None
+            judged.problems.append(Problem(word.place, message, (dotted, *([near.replace("/", ".")] if near else []))))
+        elif word.parsed.is_hydra_override():
+            judged.hydra.append(word)
+        else:
+            (judged.choices if word.key in groups else judged.values).append(word)
+    sound = {word.key for word in judged.choices}
+    broken = [word.key.replace("/", ".") for word in words if word.key in groups and word.key not in sound]
+    # What a refused choice would have allowed is not known: its fields are judged after it is corrected.
+    judged.values[:] = [word for word in judged.values if not any(within(word.key, section) for section in broken)]
+    return judged
+
+
+def within(key: str, section: str) -> bool:
+    """Whether a dotted key is a section or lies inside it."""
+    return key == section or key.startswith(f"{section}.")
 
 
 def _form(word: Word) -> str | None:
     """What is wrong with a word whatever it sets."""
     key, parsed = word.key, word.parsed
-    if parsed.is_hydra_override():
-        return f"{key} has no effect on a single run; leave it out (folders of YAML: --config-dir, the run's: run_dir)"
     if parsed.package is not None:
         return f"{key}@{parsed.package} places a group elsewhere, which no stage reads; write {key}=..."
     if parsed.is_delete():
         return f"{key} cannot be removed, every key is needed; write {key}=null where it may be off"
     if parsed.is_sweep_override():
-        received = word.text.partition("=")[2]
-        return f"{received} is a sweep; write a list as {key}=[a,b], a string with a comma as \"{key}='a,b'\""
-    return None
-
-
-def _separators(key: str, groups: Mapping[str, Iterable[str]], root: type) -> str | None:
-    """What is wrong with the dots and slashes of a key: slashes name a group, dots a key."""
-    if key in groups:
-        return None
-    if key.replace(".", "/") in groups:
-        return f"{key} is a group; choose with {key.replace('.', '/')}=..."
-    if "/" in key:
-        dotted = key.replace("/", ".")
-        known = [name for name, *_ in reflect.walk(root)]
-        if dotted in known:
-            return f"{key} is not a group; set the key with {dotted}=..."
-        near = reflect.nearest(key, groups)
+        if parsed.is_hydra_override():
+            return f"{key} is a setting of the sweep itself and takes one value"
+        received = str(parsed.input_line).partition("=")[2]
         return (
-            f"there is no group {key!r}" + (f"; nearest is {near!r}" if near else "") + f"; groups: {', '.join(groups)}"
+            f"{received} is a sweep, which runs with -m; write a list as {key}=[a,b], a string with a comma as "
+            f"\"{key}='a,b'\""
         )
     return None
 
 
-def _choice(word: Word, choices: list[str], seen: Mapping[str, str]) -> str | None:
-    """What is wrong with the choice of a group."""
+def _separators(word: Word, groups: Mapping[str, Any], root: type) -> str | None:
+    """What is wrong with the dots and slashes of a key: slashes name a group, dots a key."""
+    key = word.key
+    if key in groups or word.parsed.is_hydra_override():
+        return None
+    slashed, dotted = key.replace(".", "/"), key.replace("/", ".")
+    value = word.assignment.partition("=")[2]
+    if slashed in groups:
+        return f"{key} is a group; choose with {slashed}={value}; choices: {', '.join(groups[slashed])}"
+    if "/" not in key:
+        return None
+    if reflect.has(root, dotted):
+        return f"{key} is not a group; set the key with {dotted}={value}"
+    near = reflect.nearest(key, groups)
+    return f"there is no group {key!r}{f'; nearest is {near!r}' if near else ''}; groups: {', '.join(groups)}"
+
+
+def _choice(word: Word, choices: Mapping[str, Path], seen: Mapping[str, str], usual: bool) -> str | None:
+    """What is wrong with the choice of a group; `usual` groups have a choice by default."""
     group, value = word.key, word.parsed.value()
-    if word.key in seen:
-        return f"{group} is chosen twice, also by {seen[group]!r}; keep one"
+    if group in seen:
+        return f"{group} is chosen twice, also by {seen[group]}; keep one"
     if isinstance(value, Mapping):
-        return f"{group} is a group; set its keys one by one as {group}.KEY=VALUE"
-    if word.parsed.is_add() or word.parsed.is_force_add():
+        return f"{group} is a group; set its keys one by one as {group.replace('/', '.')}.KEY=VALUE"
+    if usual and (word.parsed.is_add() or word.parsed.is_force_add()):
         return f"{group} is already chosen; write {group}={value} without +"
-    if not isinstance(value, str) or value not in choices:
-        near = reflect.nearest(str(value), choices)
-        hint = f"; nearest is {near!r}" if near else ""
-        return f"{group} has no choice {'null' if value is None else str(value)!r}{hint}; choices: {', '.join(choices)}"
-    return None
+    if isinstance(value, str) and value in choices:
+        return None
+    shown = "null" if value is None else str(value)
+    folder = next(iter(choices.values())).parent
+    if (folder / f"{shown}.yml").is_file():
+        return f"{group} has no choice {shown!r}: {folder / shown}.yml is not read, rename it to {shown}.yaml"
+    near = reflect.nearest(shown, choices)
+    hint = f"; nearest is {near!r}" if near else ""
+    return f"{group} has no choice {shown!r}{hint}; choices: {', '.join(choices)}"
 
 
 def judge_values(
-    words: Sequence[Word], base: Mapping[str, Any], root: type, groups: Mapping[str, Iterable[str]]
+    words: Sequence[Word], base: Mapping[str, Any], root: type, groups: Collection[str]
 ) -> tuple[list[Word], list[Problem]]:
     """Judge the words that set values against the schema of the chosen groups.
 
     Args:
-        words: from `judge_groups`.
+        words: from `judge_forms`.
         base: the config composed of the chosen groups, unresolved.
         root: the schema.
         groups: for the hint at a misspelt group.
@@ -148,47 +230,63 @@ def judge_values(
     """
     sound, problems = [], []
     for word in words:
-        messages = [m for key, _ in word.leaves() if (m := _key(word, key, base, root, groups)) is not None]
-        problems += [Problem(place(word.text), message) for message in messages]
-        if not messages:
+        found = [problem for key, _ in word.leaves() if (problem := _key(word, key, base, root, groups))]
+        problems += found
+        if not found:
             sound.append(word)
     return sound, problems
 
 
-def _key(word: Word, key: str, base: Mapping[str, Any], root: type, groups: Mapping[str, Iterable[str]]) -> str | None:
+def _key(word: Word, key: str, base: Mapping[str, Any], root: type, groups: Collection[str]) -> Problem | None:
     """What is wrong with setting a dotted key."""
     kind: Any = root
     value: Any = base
     path: list[str] = []
     for name in key.split("."):
         at = ".".join(path)
+        if path and reflect.entries(kind):
+            return None  # the user's own entries
         if not reflect.is_section(kind):
-            return f"{at} has no keys of its own, it is {reflect.describe(kind)}; write {at}=..."
+            message = f"{at} has no keys of its own, it is {reflect.describe(kind)}; write {at}=..."
+            return Problem(word.place, message, (at,))
         if path and value is None and not isinstance(word.parsed.value(), Mapping):
-            return f"{at} is null here; set all of its keys at once: {at}={{{', '.join(_names(kind))}}}"
+            message = f"{at} is null here; set all of its keys at once: {at}={{{', '.join(_names(kind))}}}"
+            return Problem(word.place, message, (at,))
         section = reflect.section_of(kind, value) or reflect.members(kind)[0]
         if name not in reflect.hints(section):
-            everywhere = [dotted for dotted, *_ in reflect.walk(root, base)]
-            if path:
-                return unknown_key(kind, section, ".".join([*path, name]), everywhere)
-            near = reflect.nearest(key, [*groups, *everywhere])
-            hint = f"nearest is {near!r}" if near else f"keys: {', '.join(reflect.hints(root))}"
-            return f"there is no key {key!r}; {hint}"
+            return _no_key(word, key, ".".join([*path, name]), kind, section, root, base, groups)
         tag = reflect.tag(section)
-        if tag and name == tag[0] and at in groups:
-            return f"{key} follows from the choice of {at}; choose with {at}=... ({', '.join(groups[at])})"
+        if tag and name == tag[0] and (group := at.replace(".", "/")) in groups:
+            return Problem(word.place, f"{key} follows from the choice of {group}; choose with {group}=...", (at,))
         path.append(name)
         kind = reflect.hints(section)[name]
         value = value.get(name) if isinstance(value, Mapping) else None
-    return _section_value(word, key, kind)
+    message = _section_value(word, key, kind, groups)
+    if message is None and word.parsed.is_add() and not reflect.entries(kind):
+        message = f"{key} exists; write {word.assignment} without +"
+    return Problem(word.place, message, (key,)) if message else None
 
 
-def _section_value(word: Word, key: str, kind: Any) -> str | None:
+def _no_key(
+    word: Word, key: str, dotted: str, kind: Any, section: type, root: type, base: Any, groups: Collection[str]
+) -> Problem:
+    """A key that the schema does not have, with what was probably meant."""
+    everywhere = [known for known, *_ in reflect.walk(root, base)]
+    if "." in dotted:
+        return unknown_key(kind, section, dotted, word.place, everywhere)
+    near = reflect.nearest(key, [*groups, *everywhere])
+    hint = f"nearest is {near!r}" if near else f"keys: {', '.join(reflect.hints(root))}"
+    return Problem(word.place, f"there is no key {key!r}; {hint}", (near.replace("/", "."),) if near else ())
+
+
+def _section_value(word: Word, key: str, kind: Any, groups: Collection[str]) -> str | None:
     """What is wrong with giving a whole section one value; only null, where that is allowed, is right."""
     off = key == word.key and word.parsed.value() is None and reflect.is_optional(kind)
     if off or not reflect.is_section(kind):
         return None
-    return f"{key} is a section; set its keys: " + ", ".join(f"{key}.{name}" for name in _names(kind))
+    slashed = key.replace(".", "/")
+    inner = [f"{slashed}/{name}" if f"{slashed}/{name}" in groups else f"{key}.{name}" for name in _names(kind)]
+    return f"{key} is a section; set {', '.join(inner)}"
 
 
 def _names(kind: Any) -> list[str]:

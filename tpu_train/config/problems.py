@@ -11,10 +11,15 @@ class Problem:
     Attributes:
         place: where it was said: `file:line`, or the command-line word; a dotted key where neither is known.
         message: what is wrong with the value received, what is allowed or nearest, what to do.
+        keys: dotted keys that it is about: of a refused value its own (what it should be is not known), of a rule
+            all that it compared. A rule is not told of values that are not known.
+        missing: whether it is only that a required value is still to be given.
     """
 
     place: str
     message: str
+    keys: tuple[str, ...] = ()
+    missing: bool = False
 
     def __str__(self) -> str:
         return f"{self.place}: {self.message}"
@@ -25,5 +30,5 @@ class ConfigError(ValueError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         assert problems
-        self.problems = tuple(problems)
+        self.problems = tuple(dict.fromkeys(problems))
         super().__init__("\n".join(str(p) for p in self.problems))

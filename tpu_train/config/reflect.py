@@ -108,6 +108,11 @@ def walk(kind: Any, value: Any = None, prefix: str = "") -> Iterable[tuple[str, 
                 yield from walk(inner, value.get(name) if isinstance(value, Mapping) else None, dotted)
 
 
+def has(root: Any, dotted: str) -> bool:
+    """Whether some choice of groups gives a schema a key."""
+    return any(known == dotted for known, *_ in walk(root))
+
+
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice most like a word; of dotted keys, one that ends in it comes first."""
     choices = list(choices)

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from tpu_train.config.problems import Problem
 from tpu_train.config.schema import Run, WarmupStableDecaySchedule
 
+# Of each pair one is given; a value of the primary config yields to the other one, wherever that is set.
+EXCLUSIVE = (("training.batch_per_device", "training.global_batch_size"),)
 DECAY_KINDS = ("norm", "bias", "embedding")
 
 
@@ -17,30 +19,41 @@ def global_batch_size(run: Run) -> int:
 
 
 def rules(run: Run) -> list[Problem]:
-    """Everything in a config that does not fit together; each problem's place is the dotted key to change."""
+    """Everything in a config that does not fit together.
+
+    Each problem's place is the dotted key to change, its keys are the others that the rule compared.
+    """
     return [*_batch(run), *_model(run), *_schedule(run), *_devices(run)]
 
 
 def _batch(run: Run) -> Iterator[Problem]:
     training = run.training
     per_device, total = training.batch_per_device, training.global_batch_size
+    sizes = ("training.batch_per_device", "training.global_batch_size", "runtime.devices")
     if per_device is None and total is None:
-        yield Problem(
-            "training.batch_per_device",
-            "neither training.batch_per_device nor training.global_batch_size is set; set one",
-        )
+        yield Problem(sizes[0], f"neither {sizes[0]} nor {sizes[1]} is set; set one", sizes)
     elif per_device is not None and total is not None:
         yield Problem(
-            "training.global_batch_size",
-            f"training.batch_per_device is {per_device} and training.global_batch_size {total}; one of them must be "
-            "null, for instance training.batch_per_device=null",
+            sizes[1],
+            f"{sizes[0]} is {per_device} and {sizes[1]} {total}, and they exclude each other; leave one out or set it "
+            f"to null, for instance {sizes[0]}=null",
+            sizes,
         )
     elif global_batch_size(run) % training.grad_accumulation:
         yield Problem(
             "training.grad_accumulation",
             f"training.grad_accumulation is {training.grad_accumulation}, which does not divide the global batch of "
-            f"{global_batch_size(run)} sequences",
+            f"{global_batch_size(run)} sequences; nearest that do: "
+            f"{_nearest_divisors(global_batch_size(run), training.grad_accumulation)}",
+            sizes,
         )
+
+
+def _nearest_divisors(number: int, wanted: int) -> str:
+    """The divisors below and above a number that is none; above the number itself there is none."""
+    below = max(divisor for divisor in range(1, min(wanted, number) + 1) if number % divisor == 0)
+    above = next((divisor for divisor in range(wanted, number + 1) if number % divisor == 0), None)
+    return f"{below}" if above is None else f"{below} and {above}"
 
 
 def _model(run: Run) -> Iterator[Problem]:
@@ -49,6 +62,7 @@ def _model(run: Run) -> Iterator[Problem]:
         yield Problem(
             "model.num_kv_heads",
             f"model.num_kv_heads is {model.num_kv_heads}, which does not divide model.num_heads, {model.num_heads}",
+            ("model.num_heads",),
         )
     if model.head_dim % 2:
         yield Problem("model.head_dim", f"model.head_dim is {model.head_dim}; rotary embeddings need an even number")
@@ -67,15 +81,18 @@ def _schedule(run: Run) -> Iterator[Problem]:
             "schedule.decay_steps",
             f"schedule.warmup_steps + schedule.decay_steps is {schedule.warmup_steps} + {schedule.decay_steps}, more "
             f"than training.steps, {steps}",
+            ("schedule.warmup_steps", "training.steps"),
         )
     injected = run.training.inject_inf_at_step
     if injected is not None and injected > steps:
         yield Problem(
             "training.inject_inf_at_step",
             f"training.inject_inf_at_step is {injected}, after the last step, training.steps={steps}",
+            ("training.steps",),
         )
 
 
 def _devices(run: Run) -> Iterator[Problem]:
     if run.parallelism.name == "single" and run.runtime.devices != 1:
-        yield Problem("runtime.devices", f"runtime.devices is {run.runtime.devices}, but parallelism=single uses one")
+        message = f"runtime.devices is {run.runtime.devices}, but parallelism=single uses one"
+        yield Problem("runtime.devices", message, ("parallelism",))

@@ -18,14 +18,14 @@ def _tokenizer_problems(run: schema.Run) -> list[Problem]:
     try:
         tokenizer = build_tokenizer(run.tokenizer)
     except ValueError as error:
-        return [Problem("tokenizer.path", str(error))]
+        return [Problem("tokenizer.path", str(error), ("tokenizer",))]
     if tokenizer.vocab_size <= run.model.vocab_size:
         return []
     message = (
         f"{run.model.vocab_size} is smaller than the vocabulary of tokenizer={run.tokenizer.name}, "
         f"{tokenizer.vocab_size}; set model.vocab_size={tokenizer.vocab_size} or choose another tokenizer"
     )
-    return [Problem("model.vocab_size", message)]
+    return [Problem("model.vocab_size", message, ("tokenizer",))]
 
 
 def _data_problems(data: schema.StdlibData | schema.TextData | schema.SyntheticData) -> list[Problem]:

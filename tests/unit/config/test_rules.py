@@ -10,7 +10,11 @@ from tpu_train.config.rules import global_batch_size, rules
     ("words", "key", "message"),
     [
         (["training.batch_per_device=null"], "training.batch_per_device", "neither training.batch_per_device nor"),
-        (["training.global_batch_size=8"], "training.global_batch_size", "one of them must be null"),
+        (
+            ["training.global_batch_size=8", "training.batch_per_device=8"],
+            "training.global_batch_size",
+            "they exclude each other",
+        ),
         (["training.grad_accumulation=3"], "training.grad_accumulation", "does not divide the global batch of 8"),
         (["model.num_kv_heads=3"], "model.num_kv_heads", "does not divide model.num_heads, 8"),
         (["model.head_dim=33"], "model.head_dim", "need an even number"),

@@ -32,13 +32,28 @@ def test_key_is_explained() -> None:
     assert data["value"] == "stop"
     assert data["source"].startswith("conf/config.yaml:")
     assert "stop or skip" in text
-    assert show.topic("training.steps", compose([]), None)[0]["allowed"] == "a number of at least 1"
+    data, text = show.topic("training.seq_len", compose(["training.seq_len=64"]), None)
+    assert data == {
+        "key": "training.seq_len",
+        "doc": "Length of a sequence.",
+        "type": "an integer",
+        "unit": "tokens",
+        "allowed": "a number of at least 1",
+        "default": 256,  # qwen3_debug's own
+        "value": 64,
+        "source": "command line 'training.seq_len=64'",
+    }
+    assert "  unit     tokens\n  allowed  a number of at least 1\n  default  256\n  value    64  # command" in text
+    data, text = show.topic("data.path", compose(["data=text"], complete=False), None)
+    assert "default" not in data
+    assert "none yet; it is required" in text
 
 
 def test_key_of_a_choice_not_made_says_which() -> None:
     data, text = show.topic("optimizer.momentum", compose([]), None)
     assert data["only_with"] == "sgd"
     assert "with sgd" in text
+    assert data["default"] == 0.9  # of conf/optimizer/sgd.yaml
 
 
 def test_section_lists_its_keys() -> None:

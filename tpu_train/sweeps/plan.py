@@ -1,0 +1,165 @@
+"""What a sweep will run, judged before its first job starts.
+
+Key idea: a sweep is refused for what is wrong with any of its values. Every value is judged beside the first of all
+others; where the sweeper runs every combination and these are not too many, each of them is judged too.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
+
+from tpu_train.checking import judge
+from tpu_train.config import reflect
+from tpu_train.config.compose import Composed, in_order
+from tpu_train.config.convert import MISSING
+from tpu_train.config.overrides import Word, parse, parse_one, within
+from tpu_train.config.problems import ConfigError, Problem
+from tpu_train.config.schema import Run
+from tpu_train.config.sources import SearchPath
+
+_MOST_JUDGED = 100  # combinations; at 0.15 s each, what a person waits for
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A sweep that may start.
+
+    Attributes:
+        words: the overrides as Hydra wants them.
+        composed: the configuration of the first job.
+        job_words: the overrides of Hydra's own settings that concern each job.
+    """
+
+    words: tuple[str, ...]
+    composed: Composed
+    job_words: tuple[str, ...]
+
+
+def plan(overrides: Sequence[str], config_dir: Path | None) -> Plan:
+    """Judge a sweep.
+
+    Args:
+        overrides: command-line words, sweeps among them.
+        config_dir: a folder of the user's own YAML.
+
+    Raises:
+        ConfigError: with every problem of every value.
+    """
+    words, problems = parse(overrides, Run)
+    problems += [problem for word in words if (problem := _shared_folder(word))]
+    groups = SearchPath(config_dir and config_dir.resolve()).groups()
+    values = _values(words, groups, problems)
+    judges = _Judge(config_dir, problems)
+    composed = judges.judge([several[0] for several in values])
+    from_yaml = [
+        _parameter(key, text, composed.hydra.places.get(f"hydra.sweeper.params.{key}", key), judges.problems)
+        for key, text in composed.hydra.sweep_params.items()
+        if key not in [word.key for word in words]
+    ]
+    values += _values([word for word in from_yaml if word], groups, judges.problems)
+    if composed.hydra.enumerates:
+        judges.problems += [problem for word in words if (problem := _interval(word))]
+    for combination in _combinations(values, composed.hydra.enumerates):
+        judges.judge(combination)
+    if judges.problems:
+        raise ConfigError(in_order(judges.problems, overrides))
+    about_jobs = ("hydra.job.env_set", "hydra.verbose")
+    job_words = [f"++{word.assignment}" for word in words if any(within(word.key, key) for key in about_jobs)]
+    return Plan(tuple(_for_hydra(word, groups, composed.defaults) for word in words), composed, tuple(job_words))
+
+
+class _Judge:
+    """Judges combinations, each once; their problems are collected."""
+
+    def __init__(self, config_dir: Path | None, problems: Sequence[Problem]) -> None:
+        self.problems = list(problems)
+        self._config_dir = config_dir
+        self._known: dict[tuple[str, ...], Composed] = {}
+
+    def judge(self, words: Sequence[Word]) -> Composed:
+        name = tuple(word.assignment for word in words)
+        if name not in self._known:
+            try:
+                self._known[name], found = judge(words, self._config_dir, multirun=True)
+            except ConfigError as error:
+                raise ConfigError([*self.problems, *error.problems]) from error
+            self.problems += found
+        return self._known[name]
+
+
+def _combinations(values: Sequence[Sequence[Word]], enumerates: bool) -> Iterator[list[Word]]:
+    """What is judged: every value beside the first of the others, and all combinations where these are few."""
+    first = [several[0] for several in values]
+    for position, several in enumerate(values):
+        for value in several:
+            yield [*first[:position], value, *first[position + 1 :]]
+    if enumerates and math.prod(map(len, values)) <= _MOST_JUDGED:
+        yield from map(list, itertools.product(*values))
+
+
+def _values(words: Sequence[Word], groups: Mapping[str, Any], problems: list[Problem]) -> list[list[Word]]:
+    """The values of each word, each as a word of its own with the place of the whole."""
+    found = []
+    for word in words:
+        if not word.parsed.is_sweep_override() or word.parsed.is_hydra_override():
+            found.append([word])
+            continue
+        texts = list(_texts(word.parsed, groups))
+        if texts:
+            key = word.parsed.get_key_element()
+            found.append([parse_one(f"{key}={text}", word.place) for text in texts])
+        else:
+            problems.append(
+                Problem(word.place, f"{word.key} has no value in this sweep", (word.key.replace("/", "."),))
+            )
+    return found
+
+
+def _texts(parsed: Override, groups: Mapping[str, Any]) -> Iterator[str]:
+    value = parsed._value
+    if isinstance(value, Glob):
+        yield from value.filter(list(groups.get(parsed.key_or_group, ())))
+    elif isinstance(value, IntervalSweep):
+        yield from (str(value.start), str(value.end))  # its ends; what lies between is drawn by the sweeper
+    else:
+        yield from parsed.sweep_string_iterator()
+
+
+def _parameter(key: str, text: str, place: str, problems: list[Problem]) -> Word | None:
+    """An entry of `hydra.sweeper.params` as a word."""
+    try:
+        return parse_one(f"{key}={text}", place)
+    except Exception as error:
+        problems.append(Problem(place, f"not an override ({str(error).splitlines()[0]})"))
+        return None
+
+
+def _shared_folder(word: Word) -> Problem | None:
+    if word.key not in ("run_dir", "hydra.run.dir"):
+        return None
+    return Problem(word.place, f"{word.key} is one folder and each job needs its own; set hydra.sweep.dir")
+
+
+def _interval(word: Word) -> Problem | None:
+    if not word.parsed.is_interval_sweep():
+        return None
+    message = f"{word.key} is an interval, which this sweeper cannot enumerate; list values, or choose a sweeper that "
+    return Problem(word.place, message + "searches: hydra/sweeper=optuna with hydra-optuna-sweeper installed")
+
+
+def _for_hydra(word: Word, groups: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """A word as Hydra wants it: `+` for a group without a default choice, `++` for a key that no YAML names."""
+    if word.key in groups:
+        usual = reflect.has(Run, word.key.replace("/", "."))
+        return word.assignment if usual else f"+{word.assignment}"
+    if "/" in word.key:
+        return word.assignment
+    value: Any = defaults
+    for name in word.key.split("."):
+        value = value.get(name, MISSING) if isinstance(value, Mapping) else MISSING
+    return f"++{word.assignment}" if value is MISSING else word.assignment
