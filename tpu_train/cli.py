@@ -118,13 +118,21 @@ def train(
 
 
 @app.command(context_settings=_UNKNOWN)
-def check(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
-    """Check the config and count what the model has and needs; no device is used."""
+def check(
+    overrides: Overrides = None, multirun: Multirun = False, config_dir: ConfigDir = None, as_json: Json = False
+) -> None:
+    """Check the config, or with -m a whole sweep, and count what the model has and needs; no device is used."""
     with _refusals(as_json):
-        composed = _checked(overrides, config_dir)
+        if multirun:
+            from tpu_train.sweeps.plan import plan
+
+            planned = plan(overrides or [], config_dir)
+            composed, jobs = planned.composed, {"jobs": planned.num_jobs} if planned.num_jobs else {}
+        else:
+            composed, jobs = _checked(overrides, config_dir), {}
         from tpu_train.checking import measure
 
-        found = {"model": composed.choices["model"], **measure(composed.run)}
+        found = {"model": composed.choices["model"], **measure(composed.run), **jobs}
     if as_json:
         _print(found)
         return

@@ -11,17 +11,26 @@ import pytest
 from tests.unit.training.test_train_command import CONTRACT_FIELDS
 from tpu_train.checking import check
 from tpu_train.config.compose import compose
+from tpu_train.sweeps.plan import plan
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-COMMANDS = [line.split(" #")[0].strip() for line in README.splitlines() if line.startswith("    ")]
+CONFIGURATION = (ROOT / "docs/configuration.md").read_text()
+
+
+def commands_of(text: str) -> list[str]:
+    lines = [line.split(" #")[0].strip() for line in text.splitlines() if line.startswith("    ")]
+    return [line for line in lines if line and Path(line.split()[0]).name in ("tpu-train", "train", "test", "bench_step")]
+
+
+COMMANDS = commands_of(README)
 
 
 def test_it_opens_with_the_two_commands() -> None:
     assert COMMANDS[:2] == ["scripts/train", "scripts/test"]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *commands_of(CONFIGURATION)])
 def test_commands_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, *words = shlex.split(command)
     name = Path(program).name
@@ -36,7 +45,8 @@ def test_commands_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest
         assert done.returncode == 0, done.stderr
         assert done.stdout
     else:  # training is run by the tests of training
-        composed = compose(words)
+        sweep = "-m" in words
+        composed = plan([word for word in words if word != "-m"], None).composed if sweep else compose(words)
         assert not check(composed.run, composed.sources)
 
 

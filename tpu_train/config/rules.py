@@ -35,7 +35,7 @@ def _batch(run: Run) -> Iterator[Problem]:
     elif per_device is not None and total is not None:
         yield Problem(
             sizes[1],
-            f"{sizes[0]} is {per_device} and {sizes[1]} {total}, and they exclude each other; leave one out or set it "
+            f"{sizes[1]} is {total} and {sizes[0]} {per_device}, and they exclude each other; leave one out or set it "
             f"to null, for instance {sizes[0]}=null",
             sizes,
         )

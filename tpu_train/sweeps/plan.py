@@ -33,11 +33,13 @@ class Plan:
         words: the overrides as Hydra wants them.
         composed: the configuration of the first job.
         job_words: the overrides of Hydra's own settings that concern each job.
+        num_jobs: combinations; None where the sweeper draws jobs.
     """
 
     words: tuple[str, ...]
     composed: Composed
     job_words: tuple[str, ...]
+    num_jobs: int | None
 
 
 def plan(overrides: Sequence[str], config_dir: Path | None) -> Plan:
@@ -70,7 +72,9 @@ def plan(overrides: Sequence[str], config_dir: Path | None) -> Plan:
         raise ConfigError(in_order(judges.problems, overrides))
     about_jobs = ("hydra.job.env_set", "hydra.verbose")
     job_words = [f"++{word.assignment}" for word in words if any(within(word.key, key) for key in about_jobs)]
-    return Plan(tuple(_for_hydra(word, groups, composed.defaults) for word in words), composed, tuple(job_words))
+    for_hydra = tuple(_for_hydra(word, groups, composed.defaults) for word in words)
+    num_jobs = math.prod(map(len, values)) if composed.hydra.enumerates else None
+    return Plan(for_hydra, composed, tuple(job_words), num_jobs)
 
 
 class _Judge:

@@ -286,7 +286,7 @@ def test_batch_given_one_way_puts_the_default_of_the_other_aside(user: Path) -> 
     assert composed.sources["training.batch_per_device"] == f"put aside by {user}/recipe/mine.yaml:3"
     both = compose(["training.global_batch_size=6", "training.batch_per_device=2"])
     (problem,) = check(both.run, both.sources)
-    assert "training.batch_per_device is 2 and training.global_batch_size 6, and they exclude each" in problem.message
+    assert "training.global_batch_size is 6 and training.batch_per_device 2, and they exclude each" in problem.message
 
 
 def test_rules_are_told_beside_refused_words_but_not_of_what_these_leave_unknown() -> None:
