@@ -245,20 +245,31 @@ def _train(composed: "Composed") -> int:
     """Train; whatever goes wrong ends in an exit code and a readable last line."""
     from tpu_train.config.problems import ConfigError
 
+    os.environ.update(composed.hydra.environment)  # before jax is imported, which reads it
     try:
+        from tpu_train.training.failures import RunFailed
         from tpu_train.training.trainer import train as run_training
-
+    except KeyboardInterrupt:
+        return _interrupted()
+    try:
         return run_training(composed)
     except ConfigError:
         raise  # found late, but before the run started
     except KeyboardInterrupt:
-        print("tpu-train: interrupted", file=sys.stderr)  # noqa: T201
-        return INTERRUPTED
-    except Exception as error:
+        return _interrupted()
+    except RunFailed as failed:  # its traceback is in the run's log
+        print(f"tpu-train: failed: {failed}", file=sys.stderr)  # noqa: T201
+        return FAILED
+    except Exception as error:  # there is no run folder yet
         traceback.print_exc()
         lines = str(error).strip().splitlines() or ["no message"]
         print(f"tpu-train: failed: {type(error).__name__}: {lines[0]}", file=sys.stderr)  # noqa: T201
         return FAILED
+
+
+def _interrupted() -> int:
+    print("tpu-train: interrupted", file=sys.stderr)  # noqa: T201
+    return INTERRUPTED
 
 
 @contextlib.contextmanager

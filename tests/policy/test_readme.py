@@ -20,7 +20,9 @@ CONFIGURATION = (ROOT / "docs/configuration.md").read_text()
 
 def commands_of(text: str) -> list[str]:
     lines = [line.split(" #")[0].strip() for line in text.splitlines() if line.startswith("    ")]
-    return [line for line in lines if line and Path(line.split()[0]).name in ("tpu-train", "train", "test", "bench_step")]
+    return [
+        line for line in lines if line and Path(line.split()[0]).name in ("tpu-train", "train", "test", "bench_step")
+    ]
 
 
 COMMANDS = commands_of(README)

@@ -82,6 +82,7 @@ def make_run(**changes: Any) -> schema.Run:
         model=QWEN3,
         objective=schema.CausalLmObjective(name="causal_lm"),
         parallelism=schema.SingleParallelism(name="single"),
+        kernels=schema.Kernels(attention=schema.ReferenceAttention(name="reference")),
         mode=schema.GraphMode(name="graph", passes=("fuse_cross_entropy_pass",), check_graph=True),
         precision=schema.Precision(param="float32", compute="float32", matmul="default"),
         optimizer=ADAMW,
@@ -91,7 +92,11 @@ def make_run(**changes: Any) -> schema.Run:
         training=training,
         validation=schema.Validation(steps=0),
         runtime=schema.Runtime(platform="cpu", devices=1),
-        logging=schema.Logging(wandb=schema.Wandb(mode="disabled", project="tests")),
+        logging=schema.Logging(
+            wandb=schema.Wandb(mode="disabled", project="tests", name=None, tags=()),
+            tensorboard=schema.TensorBoard(enabled=False),
+            metadata={},
+        ),
         run_dir=None,
     )
     return dataclasses.replace(run, **changes)

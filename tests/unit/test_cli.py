@@ -1,6 +1,7 @@
 """The command line as users meet it: exit codes, what is printed where, and what is not imported."""
 
 import json
+import os
 import subprocess
 import sys
 import types
@@ -12,6 +13,7 @@ import pytest
 from tpu_train import cli
 from tpu_train.config.compose import Composed
 from tpu_train.config.problems import ConfigError, Problem
+from tpu_train.training.failures import RunFailed
 
 
 def tpu_train(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -159,6 +161,18 @@ def test_failing_run_ends_with_a_readable_line(
 def test_misused_command_line_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main(words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_run_that_failed_after_it_began_points_to_its_log(
+    trained: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(_: Composed) -> int:
+        raise RunFailed(RuntimeError("no device\nmore"), Path("runs/r/log.txt"))
+
+    trained(train)
+    assert run_main(["hydra.job.env_set={TPU_TRAIN_TEST_MARK: x}"]) == 1
+    assert capsys.readouterr().err == ("tpu-train: failed: RuntimeError: no device (traceback in runs/r/log.txt)\n")
+    assert os.environ.pop("TPU_TRAIN_TEST_MARK") == "x"
 
 
 def test_show_prints_text_or_one_object(capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,6 +154,7 @@ VALUES += [
 ]
 VALUES += ["basic", "???", "é", "\t", "a\nb", "@x", "#", "%", "{a:{b:1}}", "[[1],[2]]", "shuffle(1,2)", "0x10", "1_000"]
 
+CHECKS = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large)
 names = st.sampled_from([*KEYS, *GROUPS, *HYDRA]) | st.text("abc./_@:", max_size=8)
 values = st.sampled_from([*VALUES, *(choice for choices in GROUPS.values() for choice in choices)])
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
@@ -164,7 +165,7 @@ lines = st.lists(words | texts, min_size=1, max_size=4)
 
 
 @given(line=lines)
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=CHECKS)
 def test_no_word_ends_in_a_traceback(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["check", "--", *line])
@@ -175,7 +176,7 @@ def test_no_word_ends_in_a_traceback(line: list[str], capsys: pytest.CaptureFixt
 
 
 @given(line=lines)
-@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=CHECKS)
 def test_no_sweep_ends_in_a_traceback(line: list[str]) -> None:
     with contextlib.suppress(ConfigError):
         plan(line, None)
@@ -183,7 +184,7 @@ def test_no_sweep_ends_in_a_traceback(line: list[str]) -> None:
 
 @pytest.mark.full
 @given(line=lines)
-@settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3000, deadline=None, suppress_health_check=CHECKS)
 def test_no_word_of_many_ends_in_a_traceback(line: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
     with pytest.raises(SystemExit) as ended:
         cli.main(["check", "--", *line])

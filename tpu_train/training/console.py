@@ -3,26 +3,45 @@
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def console_logging() -> Iterator[None]:
-    """Shows this package's log from INFO on, and warnings of others, on stderr."""
+def console_logging(verbose: bool | Sequence[str] = False) -> Iterator[None]:
+    """Shows this package's log from INFO on, and warnings of others, Python's `warnings` too, on stderr.
+
+    Args:
+        verbose: loggers to show from DEBUG on, in log.txt too: this package's, or these.
+    """
     handler = _StderrHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))
-    root, package = logging.getLogger(), logging.getLogger("tpu_train")
-    level = package.level
-    package.setLevel(logging.INFO)
+    root = logging.getLogger()
+    levels = {"tpu_train": logging.DEBUG if verbose is True else logging.INFO}
+    levels |= {} if isinstance(verbose, bool) else dict.fromkeys(verbose, logging.DEBUG)
+    before = {name: logging.getLogger(name).level for name in levels}
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
     root.addHandler(handler)
+    warned = logging.getLogger("py.warnings")
+    warned.addFilter(_to_one_line)
+    logging.captureWarnings(True)
     try:
         yield
     finally:
+        logging.captureWarnings(False)
+        warned.removeFilter(_to_one_line)
         root.removeHandler(handler)
-        package.setLevel(level)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _to_one_line(record: logging.LogRecord) -> bool:
+    """`warnings` writes the place, the message and the line of code on lines of their own."""
+    record.msg, record.args = " ".join(record.getMessage().split()), ()
+    return True
 
 
 class _StderrHandler(logging.StreamHandler[Any]):

@@ -15,6 +15,8 @@ from tpu_train.config.convert import plain
 from tpu_train.config.problems import ConfigError, Problem
 from tpu_train.config.schema import Run
 
+log = logging.getLogger(__name__)
+
 
 class RunFolder:
     """A new run folder, made with its `config.yaml` and a `log.txt` that everything logged goes to.
@@ -41,7 +43,7 @@ class RunFolder:
         except OSError as error:
             reason = f"cannot write to {self.path}: {error.strerror}; choose another folder"
             raise ConfigError([Problem("run_dir", reason)]) from error
-        self._log = logging.FileHandler(self.path / "log.txt", encoding="utf-8")
+        self._log = logging.FileHandler(self.log_path, encoding="utf-8")
         self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(self._log)
 
@@ -49,6 +51,16 @@ class RunFolder:
     def metrics_path(self) -> Path:
         """One line per step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def log_path(self) -> Path:
+        """Everything logged, and the traceback of a failure."""
+        return self.path / "log.txt"
+
+    def log_traceback(self, error: BaseException) -> None:
+        """Writes an error with its traceback to the log, and nowhere else."""
+        trace = (type(error), error, error.__traceback__)
+        self._log.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "the run failed", (), trace))
 
     def save_weights(self, step: int, params: Mapping[str, np.ndarray]) -> Path:
         """Writes `checkpoints/<step>/model.safetensors`, whole or not at all, and returns its path."""

@@ -10,10 +10,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 from tpu_train.config.compose import Composed
-from tpu_train.config.convert import plain
 from tpu_train.config.problems import ConfigError, Problem
 from tpu_train.config.rules import global_batch_size
 from tpu_train.config.schema import Run
@@ -26,9 +24,10 @@ from tpu_train.objectives.flops import flops_per_token
 from tpu_train.optim.schedules import schedule
 from tpu_train.training.console import Reporter, console_logging, reporter
 from tpu_train.training.engine import Engine
-from tpu_train.training.metrics import MetricsFile, Speedometer
+from tpu_train.training.failures import RunFailed
+from tpu_train.training.loggers import Loggers, build_loggers
+from tpu_train.training.metrics import Speedometer
 from tpu_train.training.run_folder import RunFolder
-from tpu_train.training.wandb_logger import WandbLogger
 
 log = logging.getLogger(__name__)
 
@@ -51,22 +50,39 @@ def train(composed: Composed) -> int:
 
     Raises:
         ConfigError: what only opening the data, the devices or the run folder tells; nothing was started.
+        RunFailed: anything else; the traceback is in the run folder's log.
     """
     run = composed.run
-    with console_logging():
+    with console_logging(composed.hydra.verbose):
         with _refused_at("runtime"):
             runtime = Runtime(run.runtime.platform, run.runtime.devices)
         with _refused_at("data"):
             data, held_out = _open_data(run)
         folder = RunFolder(run, composed.choices["model"])
-        loggers = _Loggers(run, folder)
         try:
             log.info("run folder: %s", folder.path)
-            with reporter(run.training.steps, run.training.log_every) as progress:
-                return Trainer(run, runtime, loggers, progress).train(data, held_out, folder)
+            return _train_in(folder, run, runtime, data, held_out)
+        except ConfigError:
+            raise
+        except Exception as error:
+            folder.log_traceback(error)
+            raise RunFailed(error, folder.log_path) from error
         finally:
-            loggers.close()
             folder.close()
+
+
+def _train_in(folder: RunFolder, run: Run, runtime: Runtime, data: TokenStream, held_out: PackedStream | None) -> int:
+    loggers = build_loggers(run, folder)
+    exit_code = 1
+    try:
+        with reporter(run.training.steps, run.training.log_every) as progress:
+            exit_code = Trainer(run, runtime, loggers, progress).train(data, held_out, folder)
+    except KeyboardInterrupt:
+        log.warning("interrupted at step %d", loggers.last_step)
+        raise
+    finally:
+        loggers.close(exit_code)
+    return exit_code
 
 
 @contextlib.contextmanager
@@ -89,24 +105,6 @@ def _open_data(run: Run) -> tuple[TokenStream, PackedStream | None]:
     )
 
 
-class _Loggers:
-    """metrics.jsonl and wandb, as one."""
-
-    def __init__(self, run: Run, folder: RunFolder) -> None:
-        self._file = MetricsFile(folder.metrics_path)
-        self._wandb = WandbLogger(run.logging.wandb, folder.path, plain(run))
-        self._log_every = run.training.log_every
-
-    def write(self, record: dict[str, Any]) -> None:
-        self._file.write(record)
-        if record["step"] % self._log_every == 0 or "validation_loss" in record:
-            self._wandb.log(record)
-
-    def close(self) -> None:
-        self._file.close()
-        self._wandb.close()
-
-
 class Trainer:
     """One run of the loop.
 
@@ -117,7 +115,7 @@ class Trainer:
         progress: shows it.
     """
 
-    def __init__(self, run: Run, runtime: Runtime, loggers: _Loggers, progress: Reporter) -> None:
+    def __init__(self, run: Run, runtime: Runtime, loggers: Loggers, progress: Reporter) -> None:
         self._run = run
         self._runtime = runtime
         self._loggers = loggers

@@ -1,6 +1,5 @@
 """Rules find what does not fit between data, tokenizer and model."""
 
-import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -42,7 +41,7 @@ def test_a_tokenizer_larger_than_the_model_gives_both_numbers() -> None:
 def test_missing_files_are_all_reported(tmp_path: Path) -> None:
     data = schema.TextData(name="text", path=str(tmp_path / "none"), field="text", held_out_fraction=0.0)
     problems = rules(run(data=data, tokenizer=schema.FileTokenizer(name="file", path=str(tmp_path / "t.json"))))
-    assert [dataclasses.astuple(problem) for problem in problems] == [
+    assert [(problem.place, problem.message) for problem in problems] == [
         ("tokenizer.path", f"{tmp_path}/t.json: no such file"),
         ("data.path", f"{tmp_path}/none: no such file or folder, and as a glob it matches nothing"),
     ]
