@@ -14,6 +14,8 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+CLOSE_SECONDS = 10
+
 
 class Prefetch(Generic[T]):
     """Iterator over items that a thread makes ahead. For one consumer; a context manager, which ends the thread.
@@ -54,9 +56,13 @@ class Prefetch(Generic[T]):
         raise StopIteration
 
     def close(self) -> None:
-        """Ends the thread once it has made its current item, drops what was made; `next` then raises StopIteration."""
+        """Ends the thread once it has made its current item, drops what was made; `next` then raises StopIteration.
+
+        An item that takes longer than `CLOSE_SECONDS`, perhaps of a network that does not answer, is not waited for.
+        """
         self._stop.set()
-        while self._thread.is_alive():
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while self._thread.is_alive() and time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):
                 self._queue.get(timeout=0.01)  # makes room: the producer may be waiting to put
         self._end = _End(None)

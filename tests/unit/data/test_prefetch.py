@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tpu_train.data import prefetch
 from tpu_train.data.prefetch import Prefetch
 
 
@@ -95,3 +96,20 @@ def test_leaving_early_ends_the_thread_and_closes_the_source(depth: int) -> None
     assert not threads()
     assert list(items) == []
     items.close()
+
+
+def test_an_item_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "CLOSE_SECONDS", 0.1)
+    release = threading.Event()
+
+    def source() -> Iterator[int]:
+        yield 0
+        release.wait(10)
+
+    with Prefetch(source()) as items:
+        next(items)
+    assert list(items) == []
+    assert threads()
+    release.set()
+    for thread in threads():
+        thread.join(10)
