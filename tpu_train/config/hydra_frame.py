@@ -22,9 +22,12 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf.errors import OmegaConfBaseException
 
 from tpu_train.config.problems import ConfigError, Problem
-from tpu_train.config.sources import Document, SearchPath, read, shipped_dir
+from tpu_train.config.sources import Document, SearchPath, shipped_dir
 
 PRIMARY = "config"
+# What Hydra raises for users' mistakes; the plain ones where it did not expect them.
+ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeError, RecursionError)
+ERRORS += (ValueError, TypeError, AttributeError, AssertionError, KeyError)
 
 
 class _UserFolder(SearchPathPlugin):
@@ -61,7 +64,9 @@ def hydra_reporting(search: SearchPath, problems: Sequence[Problem]) -> Iterator
     try:
         with hydra_on(search.user) as loader:
             yield loader
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeError, RecursionError) as error:
+    except ConfigError:
+        raise
+    except ERRORS as error:
         raise ConfigError([*problems, *_problems_of(error, search)]) from error
 
 
@@ -69,7 +74,7 @@ def documents(defaults: Iterable[ResultDefault], search: SearchPath) -> Iterator
     """Every YAML that is merged, with the dotted key that it is merged under."""
     for item in defaults:
         if item.config_path and (file := search.find(item.config_path)):
-            yield read(file, search.name(file)), "" if item.package in (None, "_global_") else str(item.package)
+            yield search.read(file), "" if item.package in (None, "_global_") else str(item.package)
 
 
 def _problems_of(error: BaseException, search: SearchPath) -> list[Problem]:
@@ -82,18 +87,31 @@ def _problems_of(error: BaseException, search: SearchPath) -> list[Problem]:
             return _unreadable(search) or [Problem("config", f"not valid YAML: {cause}")]
         if isinstance(cause, OSError) and cause.filename:
             return [Problem(str(cause.filename), f"cannot be read: {cause.strerror}")]
-    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    text = text.partition(" Config search path:")[0]
-    place = "config"
+    text = reason(error)
+    places = []
     if (inside := re.match(r"In '(.+?)': ", text)) and (file := search.find(inside[1])):
         text = text[inside.end() :]
-        place = read(file, search.name(file)).entry_of_defaults(text)
+        document = search.read(file)
+        places = [document.entry_of_defaults(text), document.place]
+    places += [document.entry_of_defaults(text) for document in _users(search)]
     if misplaced := re.match(r"Could not override '(\w+)@", text):
         text += f" Write override /{misplaced[1]}@_global_.{misplaced[1]}: CHOICE"
-    return [Problem(place, text or type(error).__name__)]
+    return [Problem(next((place for place in places if place), "config"), text)]
+
+
+def reason(error: BaseException) -> str:
+    """What an error of Hydra's says, on one line."""
+    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException) and text.startswith("Error merging"):
+        text = str(cause).splitlines()[0]
+    return text.partition(" Config search path:")[0] or type(error).__name__
+
+
+def _users(search: SearchPath) -> list[Document]:
+    return [search.read(file) for file in sorted(search.user.rglob("*.yaml"))] if search.user else []
 
 
 def _unreadable(search: SearchPath) -> list[Problem]:
     """What is wrong with the user's files that no word chose, but a defaults list did."""
-    documents = [read(file, search.name(file)) for file in sorted(search.user.rglob("*.yaml"))] if search.user else []
-    return [problem for document in documents if not document.loads for problem in document.problems]
+    return [problem for document in _users(search) if not document.loads for problem in document.problems]

@@ -4,11 +4,19 @@ Key idea: Hydra's schema is open behind `+`, and most of it is about the applica
 A setting is judged against Hydra's dataclasses, and one that nothing here reads is refused with what to use instead.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+from hydra._internal.utils import _locate
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from tpu_train.config import reflect
@@ -52,6 +60,7 @@ class HydraSettings:
         verbose: loggers to show in full (`hydra.verbose`): all of them, none, or these.
         sweep_dir: `hydra.sweep.dir`, the folder of a sweep.
         sweep_dir_given: whether the user asked for it.
+        sweep_subdir: `hydra.sweep.subdir` of the first job; None where it does not resolve.
         sweep_params: `hydra.sweeper.params`, keys and the values to sweep over as on the command line.
         places: where keys below `hydra.` were set.
         enumerates: whether the sweeper runs every combination, so that all jobs are known before the first.
@@ -63,6 +72,7 @@ class HydraSettings:
     verbose: bool | tuple[str, ...] = False
     sweep_dir: str = ""
     sweep_dir_given: bool = False
+    sweep_subdir: str | None = None
     sweep_params: Mapping[str, str] = dataclasses.field(default_factory=dict)
     places: Mapping[str, str] = dataclasses.field(default_factory=dict)
     enumerates: bool = True
@@ -120,14 +130,39 @@ def judge_word(word: Word, hydra: DictConfig, multirun: bool) -> Problem | None:
             message = (
                 f"{word.key} is null here, and Hydra fills a section in YAML only; set it in your own by --config-dir"
             )
-        elif isinstance(node, DictConfig) and not isinstance(word.parsed.value(), Mapping):
-            message = f"{word.key} is a section; set its keys one by one"
         else:
-            message = _wrong_type(word, hydra)
+            message = judge_value(word.key, word.parsed.value(), hydra)
     return Problem(word.place, message) if message else None
 
 
-def judge_values(hydra: DictConfig, sources: Mapping[str, str], problems: list[Problem]) -> HydraSettings:
+def judge_value(dotted: str, value: Any, hydra: DictConfig) -> str | None:
+    """What is wrong with a value below `hydra`, by Hydra's own schema; mappings are for their keys to be judged."""
+    inner = dotted.partition(".")[2]
+    node = _node(hydra, inner) if inner else hydra
+    if inner.startswith("sweeper.params."):
+        wrong = isinstance(value, (list, Mapping)) or value is None
+        return f"{dotted} is {show(value)}, expected the values in one string, as '1,2'" if wrong else None
+    if isinstance(node, DictConfig) and node._is_none():
+        return None if isinstance(value, Mapping) else f"{dotted} is a section, not {show(value)}"
+    if isinstance(node, DictConfig) and not isinstance(value, Mapping):
+        return f"{dotted} is a section, not {show(value)}; set its keys one by one"
+    if inner == "verbose":
+        names = isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+        if not (names or isinstance(value, (bool, str))):
+            return f"{dotted} is {show(value)}, expected true, false, or a list of names of loggers"
+    if isinstance(value, Mapping) or not inner:
+        return _wrong_key(dotted, value)
+    return _wrong_type(dotted, value, hydra)
+
+
+def _wrong_key(dotted: str, value: Any) -> str | None:
+    wrong = [name for name in value if not isinstance(name, str)] if isinstance(value, Mapping) else []
+    return f"{dotted} has the key {show(wrong[0])}, and keys are names" if wrong else None
+
+
+def judge_values(
+    hydra: DictConfig, sources: Mapping[str, str], problems: list[Problem], multirun: bool = False
+) -> HydraSettings:
     """Reads the composed `hydra` section; what is wrong with its values joins the problems."""
 
     def place(key: str) -> str:
@@ -144,17 +179,75 @@ def judge_values(hydra: DictConfig, sources: Mapping[str, str], problems: list[P
     verbose = hydra.verbose
     if isinstance(verbose, str):
         verbose = (verbose,)
-    return HydraSettings(
+    settings = HydraSettings(
         multirun=hydra.mode is not None and hydra.mode.name == "MULTIRUN",
         run_dir=run_dir or None,
         environment={str(name): str(value) for name, value in environment.items()},
         verbose=verbose if isinstance(verbose, bool) else tuple(map(str, verbose or ())),
         sweep_dir_given=not place("hydra.sweep.dir").startswith("conf/"),
-        sweep_dir=str(_resolved(hydra, "sweep.dir", place, problems)),
+        sweep_dir=str(_resolved(hydra, "sweep.dir", place, problems) or ""),
+        sweep_subdir=_first_subdir(hydra, place, problems) if multirun else None,
         sweep_params={str(name): str(value) for name, value in params.items()},
         places={key: source for key, source in sources.items() if key.startswith("hydra.")},
         enumerates=OmegaConf.select(hydra, "sweeper._target_") == _BASIC_SWEEPER,
     )
+    if multirun:
+        problems += _judge_sweep(hydra, settings)
+    return settings
+
+
+def inside(folder: str) -> bool:
+    """Whether a path is below what it is relative to."""
+    path = Path(folder)
+    return bool(folder.strip()) and not path.is_absolute() and path != Path() and ".." not in path.parts
+
+
+def _first_subdir(hydra: DictConfig, place: Callable[[str], str], problems: list[Problem]) -> str | None:
+    """The folder of job 0 in the sweep's; the others differ in what they refer to, and not in how."""
+    config = cast("DictConfig", copy.deepcopy(hydra._get_root()))
+    with open_dict(config):
+        config.hydra.job.num, config.hydra.job.id = 0, "0"
+    HydraConfig.instance().set_config(config)  # ${hydra:job.num} reads from there
+    subdir = _resolved(config.hydra, "sweep.subdir", place, problems)
+    return None if subdir is None else str(subdir)
+
+
+def _judge_sweep(hydra: DictConfig, settings: HydraSettings) -> list[Problem]:
+    """What is wrong with the settings of a sweep."""
+
+    def problem(key: str, message: str) -> Problem:
+        return Problem(settings.places.get(key, key), f"{key} {message}")
+
+    found = []
+    if not settings.sweep_dir.strip():
+        found.append(problem("hydra.sweep.dir", "is empty; give a folder for the sweep"))
+    if settings.sweep_subdir is not None and not inside(settings.sweep_subdir):
+        message = f"is {settings.sweep_subdir!r}, expected a folder inside of the sweep's, such as ${{hydra.job.num}}"
+        found.append(problem("hydra.sweep.subdir", message))
+    if settings.run_dir is not None:
+        found.append(problem("hydra.run.dir", "is one folder and each job needs its own; set hydra.sweep.dir"))
+    batch = OmegaConf.select(hydra, "sweeper.max_batch_size")
+    if batch is not None and batch < 1:
+        found.append(problem("hydra.sweeper.max_batch_size", f"is {batch}, expected an integer of at least 1, or null"))
+    for group, kind in (("launcher", Launcher), ("sweeper", Sweeper)):
+        classes = {f"{known.__module__}.{known.__qualname__}" for known in Plugins.instance().discover(kind)}
+        target = OmegaConf.select(hydra, f"{group}._target_")
+        if target not in classes:
+            below = [key for key in settings.places if key.startswith(f"hydra.{group}.")]
+            place = settings.places.get(f"hydra.{group}._target_") or (settings.places[below[0]] if below else "sweep")
+            names = [name.removesuffix(".yaml") for name in ConfigStore.instance().list(f"hydra/{group}")]
+            message = f"hydra/{group} has the class {show(target)} (_target_), which is no {group}; choices: "
+            found.append(Problem(place, message + ", ".join(names)))
+    for name, callback in (hydra.callbacks or {}).items():
+        target = callback.get("_target_") if isinstance(callback, DictConfig) else None
+        try:
+            _locate(str(target))
+        except Exception as error:  # an import may fail in any way
+            key = f"hydra.callbacks.{name}"
+            why = " ".join(str(error).split())
+            place = settings.places.get(f"{key}._target_") or settings.places.get(key, key)
+            found.append(Problem(place, f"{key} has the class {show(target)} (_target_), which cannot be used: {why}"))
+    return found
 
 
 def _node(hydra: DictConfig, inner: str) -> Any:
@@ -171,9 +264,10 @@ def _resolved(hydra: DictConfig, inner: str, place: Callable[[str], str], proble
     try:
         value = OmegaConf.select(hydra, inner)
         return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, RecursionError, ValueError) as error:
         dotted = f"hydra.{inner}"
-        problems.append(Problem(place(dotted) or dotted, f"{dotted} does not resolve: {str(error).splitlines()[0]}"))
+        why = "it refers to itself" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+        problems.append(Problem(place(dotted) or dotted, f"{dotted} does not resolve: {why}"))
         return None
 
 
@@ -189,11 +283,11 @@ def _fields(node: DictConfig) -> set[str]:
     return {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
 
 
-def _wrong_type(word: Word, hydra: DictConfig) -> str | None:
+def _wrong_type(dotted: str, value: Any, hydra: DictConfig) -> str | None:
     trial = OmegaConf.create({"hydra": None})
     trial.hydra = hydra.copy()
     try:
-        OmegaConf.update(trial, word.key, word.parsed.value(), force_add=True)
-    except OmegaConfBaseException as error:
-        return f"{word.key} is {show(word.parsed.value())}: {str(error).splitlines()[0]}"
+        OmegaConf.update(trial, dotted, value, force_add=True)
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        return f"{dotted} is {show(value)}: {str(error).splitlines()[0]}"
     return None

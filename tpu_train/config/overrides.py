@@ -6,6 +6,7 @@ what a word means, so quoting works as Hydra documents it; what the word may mea
 
 import dataclasses
 import re
+import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,11 +105,30 @@ def parse(texts: Sequence[str], root: type) -> tuple[list[Word], list[Problem]]:
         try:
             words.append(parse_one(text, place(text)))
         except Exception as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-            hint = "; an override is KEY=VALUE" if "=" not in text else "; quote special characters: \"key='a b, c'\""
             known = (text.partition("=")[0].lstrip("+~"),)
-            problems.append(Problem(place(text), f"not an override ({why}){hint}", known))
+            problems.append(Problem(place(text), _unparsed(text, error), known))
     return words, problems
+
+
+def _unparsed(text: str, error: Exception) -> str:
+    """Why a word is no override, and what to do."""
+    key, equals, value = text.partition("=")
+    lines = str(error).splitlines() or [type(error).__name__]
+    if called := re.match(r"\w+ while evaluating '(.*?)': (.*)", lines[0], re.DOTALL):
+        known = f"; functions: {lines[1].partition(': ')[2]}" if lines[1:] and "Unknown function" in lines[0] else ""
+        return f"{called[1]} cannot be evaluated: {called[2]}{known}; quote it for a string: \"{key}='{called[1]}'\""
+    unquoted = re.sub(r"'(\\.|[^'\\])*'|\"(\\.|[^\"\\])*\"", "", value)
+    special = " ".join(dict.fromkeys(re.findall(r"[^\w\s./+-]", unquoted)))
+    why, hint = lines[0].rstrip("."), "an override is KEY=VALUE"
+    if equals and not re.fullmatch(r"[\w./@+-]+", key.lstrip("+~")):
+        why = f"{key!r} is no key"
+    elif value.startswith("~"):
+        why, hint = "~ stands for nothing here", f"write {key}=$HOME{value[1:]}"
+    elif re.search(r"['\"]", unquoted):
+        why, hint = "a quote is not closed", f"\\' is a quote inside of quotes: \"{key}='it\\'s'\""
+    elif equals and special:
+        why, hint = f"{special} has a meaning of its own", f"quote special characters: \"{key}='a b, c'\""
+    return f"not an override ({why}); {hint}"
 
 
 def _option(text: str, value: str | None, root: type) -> Problem:
@@ -116,6 +136,8 @@ def _option(text: str, value: str | None, root: type) -> Problem:
     name, _, given = text.lstrip("-").partition("=")
     given = given or value or "..."
     where = place(text if value is None else f"{text} {value}")
+    if text in OPTIONS:
+        return Problem(where, f"an option and not an override; write {text} before --")
     message = f"there is no option {text.partition('=')[0]!r}"
     if instead := _HYDRA_OPTIONS.get(name):
         return Problem(where, f"{message}; {instead}")
@@ -136,7 +158,7 @@ def judge_forms(words: Sequence[Word], groups: Mapping[str, Mapping[str, Path]],
     seen: dict[str, str] = {}
     for word in words:
         dotted = word.key.replace("/", ".")
-        message = _form(word) or _separators(word, groups, root)
+        message = _form(word, groups, root) or _separators(word, groups, root)
         if message is None and word.key in groups:
             message = _choice(word, groups[word.key], seen, reflect.has(root, dotted))
             seen.setdefault(word.key, word.place)
@@ -159,21 +181,58 @@ def within(key: str, section: str) -> bool:
     return key == section or key.startswith(f"{section}.")
 
 
-def _form(word: Word) -> str | None:
+def _form(word: Word, groups: Mapping[str, Any], root: type) -> str | None:
     """What is wrong with a word whatever it sets."""
     key, parsed = word.key, word.parsed
     if parsed.package is not None:
         return f"{key}@{parsed.package} places a group elsewhere, which no stage reads; write {key}=..."
     if parsed.is_delete():
-        return f"{key} cannot be removed, every key is needed; write {key}=null where it may be off"
+        return _removed(key, groups, root)
     if parsed.is_sweep_override():
         if parsed.is_hydra_override():
             return f"{key} is a setting of the sweep itself and takes one value"
         received = str(parsed.input_line).partition("=")[2]
-        return (
-            f"{received} is a sweep, which runs with -m; write a list as {key}=[a,b], a string with a comma as "
-            f"\"{key}='a,b'\""
-        )
+        hints = []
+        kinds = [member for kind in _kinds(root, key) for member in reflect.members(kind)]
+        if any(typing.get_origin(kind) is tuple for kind in kinds):
+            hints.append(f"; write a list as {key}=[a,b]")
+        if str in kinds or not kinds:
+            hints.append(f"; write a string with a comma as \"{key}='a,b'\"")
+        return f"{received} is a sweep, which runs with -m{''.join(hints)}"
+    if wrong := _odd_key(key, None if parsed.is_sweep_override() else parsed.value()):
+        at, name = wrong
+        shown = "null" if name is None else str(name).lower() if isinstance(name, bool) else str(name)
+        return f"{at} has the key {shown}, which is no name; write {at}.{shown}=..."
+    return None
+
+
+def _removed(key: str, groups: Mapping[str, Any], root: type) -> str:
+    """What to do instead of removing something."""
+    kinds = _kinds(root, key)
+    if key in groups:
+        return f"{key} cannot be removed, a choice is needed; choices: {', '.join(groups[key])}"
+    if kinds and all(reflect.is_optional(kind) for kind in kinds):
+        return f"{key} cannot be removed, every key is needed; write {key}=null for none"
+    if kinds or key.startswith(("hydra.", "hydra/")):
+        return f"{key} cannot be removed, every key is needed"
+    if any(reflect.entries(kind) for kind in _kinds(root, key.rpartition(".")[0])):
+        return f"{key} cannot be removed; leave the entry out where it is given"
+    near = reflect.nearest(key, [*groups, *(known for known, *_ in reflect.walk(root))])
+    return f"there is no key {key!r}{f'; nearest is {near!r}' if near else ''}; keys cannot be removed"
+
+
+def _kinds(root: type, key: str) -> list[Any]:
+    """The types that a key has by the choices of groups."""
+    return [reflect.hints(section)[name] for dotted, section, name in reflect.walk(root) if dotted == key]
+
+
+def _odd_key(at: str, value: Any) -> tuple[str, Any] | None:
+    """The first key of a mapping that is no string, with where it stands."""
+    for name, inner in value.items() if isinstance(value, Mapping) else ():
+        if not isinstance(name, str):
+            return at, name
+        if found := _odd_key(f"{at}.{name}", inner):
+            return found
     return None
 
 
@@ -203,9 +262,13 @@ def _choice(word: Word, choices: Mapping[str, Path], seen: Mapping[str, str], us
         return f"{group} is a group; set its keys one by one as {group.replace('/', '.')}.KEY=VALUE"
     if usual and (word.parsed.is_add() or word.parsed.is_force_add()):
         return f"{group} is already chosen; write {group}={value} without +"
-    if isinstance(value, str) and value in choices:
-        return None
+    return None if isinstance(value, str) and value in choices else _no_choice(group, value, choices)
+
+
+def _no_choice(group: str, value: Any, choices: Mapping[str, Path]) -> str:
     shown = "null" if value is None else str(value)
+    if shown in choices:
+        return f"{group}={shown} is no name but a value; quote it: \"{group}='{shown}'\""
     folder = next(iter(choices.values())).parent
     if (folder / f"{shown}.yml").is_file():
         return f"{group} has no choice {shown!r}: {folder / shown}.yml is not read, rename it to {shown}.yaml"
@@ -281,7 +344,10 @@ def _no_key(
 
 def _section_value(word: Word, key: str, kind: Any, groups: Collection[str]) -> str | None:
     """What is wrong with giving a whole section one value; only null, where that is allowed, is right."""
-    off = key == word.key and word.parsed.value() is None and reflect.is_optional(kind)
+    value = word.parsed.value()
+    if key == word.key and reflect.entries(kind) and isinstance(value, list):  # OmegaConf does not merge it
+        return f"{key} is {value}, expected {reflect.describe(kind)}"
+    off = key == word.key and value is None and reflect.is_optional(kind)
     if off or not reflect.is_section(kind):
         return None
     slashed = key.replace(".", "/")

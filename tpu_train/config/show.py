@@ -106,11 +106,18 @@ def _by_choice(dotted: str, groups: Mapping[str, Mapping[str, Path]]) -> dict[st
     """What the choices of a key's group set it to, where that is one value."""
     group, _, name = dotted.rpartition(".")
     files = groups.get(group.replace(".", "/"), {})
-    values = {
-        choice: _at(yaml.safe_load(file.read_text(encoding="utf-8")) or {}, name) for choice, file in files.items()
-    }
+    values = {choice: _at(_content(file), name) for choice, file in files.items()}
     values = {choice: value for choice, value in values.items() if value not in (_NOWHERE, MISSING)}
     return {"default": next(iter(values.values()))} if len({str(value) for value in values.values()}) == 1 else {}
+
+
+def _content(file: Path) -> Mapping[str, Any]:
+    """A choice's YAML; one that nobody chose may be broken."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, Mapping) else {}
 
 
 def _at(tree: Mapping[str, Any], dotted: str) -> Any:

@@ -1,16 +1,17 @@
 """Where values come from: the folders that are searched for YAML, and the file and line of each key in one.
 
-Key idea: Hydra forgets files when it merges them, and reads YAML 1.1, where `010` is eight and `yes` is true. So each
-merged file is read once more as YAML nodes, which have the lines and the words as written.
+Key idea: Hydra forgets files when it merges them. So each merged file is read once more as YAML nodes, which have the
+lines and the words as written.
 """
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
 
+from tpu_train.config.doubts import doubts
 from tpu_train.config.problems import Problem
 
 
@@ -40,6 +41,13 @@ class SearchPath:
     def name(self, file: Path) -> str:
         """A file as messages show it: shipped ones from `conf/` on, others by their path."""
         return f"conf/{file.relative_to(shipped_dir())}" if file.is_relative_to(shipped_dir()) else str(file)
+
+    def read(self, file: Path) -> "Document":
+        """Reads one of the files; never raises."""
+        around = [folder for folder in self.folders if file.is_relative_to(folder)]
+        folder = max(around, key=lambda folder: len(folder.parts))  # the user's may have the shipped one inside
+        group = file.parent.relative_to(folder).as_posix()
+        return _read(file, self.name(file), "" if group == "." else group)
 
     def groups(self) -> dict[str, dict[str, Path]]:
         """The groups and, of each, the choices with their files."""
@@ -71,114 +79,95 @@ class Document:
         root: the top mapping; None for an empty file or one that is something else.
         problems: what keeps it from being read, and what YAML 1.1 would read otherwise than it looks.
         loads: whether Hydra can read it all the same.
+        group: that it is a choice of, "" for none.
     """
 
     place: str
     root: yaml.MappingNode | None = None
     problems: tuple[Problem, ...] = ()
     loads: bool = True
+    group: str = ""
 
-    def lines(self, package: str) -> Iterator[tuple[str, str]]:
-        """Every key as (dotted key in the composed config, `file:line`), sections included.
+    def nodes(self, package: str) -> Iterator[tuple[str, str, yaml.Node]]:
+        """Every key as (dotted key in the composed config, `file:line`, value), sections included.
 
         Args:
             package: dotted key that the file's content is placed under, "" for the root.
         """
         if self.root is not None:
-            yield from _lines(self.root, package, self.place)
+            top = [pair for pair in self.root.value if pair[0].value != "defaults"]
+            yield from _nodes(top, package, self.place)
 
-    def entry_of_defaults(self, words: str) -> str:
-        """The place of the first entry of the defaults list whose group or choice is among words; else the file."""
+    def lines(self, package: str) -> Iterator[tuple[str, str]]:
+        """Every key with its place, as `nodes`."""
+        return ((key, where) for key, where, _ in self.nodes(package))
+
+    def defaults(self) -> Iterator[tuple[str, str, str]]:
+        """The entries of the defaults list as (keywords and group as written, choice, `file:line`).
+
+        `_self_` is left out; an entry without a group has "" for it.
+        """
         for name, value in self.root.value if self.root else ():
             if name.value != "defaults" or not isinstance(value, yaml.SequenceNode):
                 continue
             for entry in value.value:
-                if any(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", words) for part in _parts(entry)):
-                    return f"{self.place}:{entry.start_mark.line + 1}"
-        return self.place
+                where = f"{self.place}:{entry.start_mark.line + 1}"
+                if isinstance(entry, yaml.ScalarNode):
+                    pairs = [("", entry)]
+                else:
+                    pairs = _choices(entry)
+                for group, choice in pairs:
+                    if isinstance(choice, yaml.ScalarNode) and choice.value != "_self_":
+                        yield group, choice.value, where
+
+    def entry_of_defaults(self, words: str) -> str | None:
+        """The place of the first entry of the defaults list whose group or choice is among words."""
+        for group, choice, where in self.defaults():
+            parts = [*(word.lstrip("/") for word in group.split()[-1:]), choice.lstrip("/")]
+            if any(part and re.search(rf"(?<!\w){re.escape(part)}(?!\w)", words) for part in parts):
+                return where
+        return None
 
 
-def read(file: Path, place: str) -> Document:
-    """Reads a file as nodes; never raises."""
+def _choices(entry: yaml.Node) -> Iterator[tuple[str, yaml.Node]]:
+    """The group and each choice of an entry `GROUP: CHOICE` or `GROUP: [CHOICE, CHOICE]`."""
+    for name, value in entry.value if isinstance(entry, yaml.MappingNode) else ():
+        if isinstance(name, yaml.ScalarNode):
+            yield from ((name.value, item) for item in (value.value if value.id == "sequence" else [value]))
+
+
+def _read(file: Path, place: str, group: str) -> Document:
+    def refused(where: str, message: str) -> Document:
+        return Document(place, None, (Problem(where, message),), False, group)
+
     try:
-        with file.open(encoding="utf-8") as stream:
-            root = yaml.compose(stream, Loader=yaml.SafeLoader)
+        text = file.read_text(encoding="utf-8")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        return Document(place, None, (Problem(f"{place}{line}", f"not valid YAML: {error.problem}"),), False)
+        return refused(f"{place}{line}", f"not valid YAML: {error.problem}")
     except (yaml.YAMLError, UnicodeError) as error:
-        return Document(place, None, (Problem(place, f"cannot be read: {str(error).splitlines()[0]}"),), False)
+        return refused(place, f"cannot be read: {str(error).splitlines()[0]}")
+    except RecursionError:
+        return refused(place, "cannot be read: lists or mappings are nested too deeply")
     except OSError as error:
-        return Document(place, None, (Problem(place, f"cannot be read: {error.strerror}"),), False)
-    if root is None:
-        return Document(place)
-    found = list(_doubtful(root, []))
-    problems = tuple(Problem(f"{place}:{doubt.node.start_mark.line + 1}", doubt.message) for doubt in found)
+        return refused(place, f"cannot be read: {error.strerror}")
+    found = list(doubts(root or yaml.MappingNode("tag:yaml.org,2002:map", []), text, group))
+    problems = tuple(Problem(f"{place}:{doubt.line}", doubt.message) for doubt in found)
     mapping = root if isinstance(root, yaml.MappingNode) else None
-    return Document(place, mapping, problems, all(doubt.loads for doubt in found))
+    return Document(place, mapping, problems, all(doubt.loads for doubt in found), group)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Doubt:
-    """What a person and YAML 1.1 may read differently, or what cannot be loaded at all."""
-
-    node: yaml.Node
-    message: str
-    loads: bool
-
-
-def _lines(node: yaml.MappingNode, prefix: str, place: str) -> Iterator[tuple[str, str]]:
-    for name, value in node.value:
-        if not isinstance(name, yaml.ScalarNode) or (not prefix and name.value == "defaults"):
-            continue
-        dotted = f"{prefix}.{name.value}" if prefix else name.value
-        yield dotted, f"{place}:{name.start_mark.line + 1}"
-        if isinstance(value, yaml.MappingNode):
-            yield from _lines(value, dotted, place)
-
-
-def _parts(entry: yaml.Node) -> list[str]:
-    """The group and the choice that an entry of a defaults list names."""
-    scalars = [entry] if isinstance(entry, yaml.ScalarNode) else []
-    if isinstance(entry, yaml.MappingNode):
-        scalars = [scalar for pair in entry.value for scalar in pair if isinstance(scalar, yaml.ScalarNode)]
-    return [scalar.value.removeprefix("override ").strip().lstrip("/") for scalar in scalars if scalar.value]
-
-
-def _doubtful(node: yaml.Node, above: list[yaml.Node]) -> Iterable[_Doubt]:
-    """Every doubt about a node and what lies below it."""
-    if any(node is ancestor for ancestor in above):
-        yield _Doubt(node, "an alias that stands inside of what it names", False)
-    elif isinstance(node, yaml.ScalarNode):
-        if message := _doubtful_scalar(node):
-            yield _Doubt(node, message, True)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from _doubtful(item, [*above, node])
-    else:
-        seen: dict[str, int] = {}
-        for name, value in node.value:
-            word = name.value if isinstance(name, yaml.ScalarNode) else ""
-            if word in seen:
-                yield _Doubt(name, f"duplicate key {word}: line {seen[word]} has it too; keep one", False)
-            elif word:
-                seen[word] = name.start_mark.line + 1
-            yield from _doubtful(name, [*above, node])
-            yield from _doubtful(value, [*above, node])
-
-
-def _doubtful_scalar(node: yaml.ScalarNode) -> str | None:
-    text = node.value
-    if node.style is not None:  # quoted: a string for everybody
-        return None
-    if re.fullmatch(r"[-+]?0[\d_]*\d", text):
-        octal = re.fullmatch(r"[-+]?0[0-7_]+", text)
-        reading = f"{int(text.replace('_', ''), 8)}, an octal number, in YAML" if octal else "a string in YAML"
-        return f"{text} is {reading} and {int(text)} elsewhere; write {int(text)}, or '{text}' for a string"
-    if node.tag.endswith((":int", ":float")) and ":" in text:
-        seconds = yaml.safe_load(text)
-        return f"{text} is {seconds}, a number of base sixty, in YAML; write {seconds}, or '{text}' for a string"
-    if node.tag.endswith(":bool") and text.lower() not in ("true", "false"):
-        truth = str(yaml.safe_load(text)).lower()
-        return f"{text} is {truth} in YAML and a string elsewhere; write {truth}, or '{text}' for a string"
-    return None
+def _nodes(
+    pairs: Sequence[tuple[yaml.Node, yaml.Node]], prefix: str, place: str
+) -> Iterator[tuple[str, str, yaml.Node]]:
+    for name, value in sorted(pairs, key=lambda pair: pair[0].value != "<<"):  # what is merged in comes first
+        if name.tag.endswith(":merge"):
+            for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if isinstance(merged, yaml.MappingNode):
+                    yield from _nodes(merged.value, prefix, place)
+        elif isinstance(name, yaml.ScalarNode):
+            dotted = f"{prefix}.{name.value}" if prefix else name.value
+            yield dotted, f"{place}:{name.start_mark.line + 1}", value
+            if isinstance(value, yaml.MappingNode):
+                yield from _nodes(value.value, dotted, place)

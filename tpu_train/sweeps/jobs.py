@@ -1,7 +1,8 @@
 """The jobs of a sweep: a process and a folder each, and a record of how each ended.
 
 Key idea: a job is `tpu-train train` with its overrides, as a person would type it. What one job does to its process (a
-crash, the out-of-memory killer, another number of devices) does not reach the others or this process.
+crash, the out-of-memory killer, another number of devices) does not reach the others or this process. Each is in a
+session of its own, so that a signal reaches it once and from here, whoever sent it.
 """
 
 import contextlib
@@ -82,23 +83,21 @@ class Runner:
         self.stopped = self.interrupted = False
         self._arguments = tuple(arguments)
         self._running: dict[int, subprocess.Popen[str]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal may come while another one is passed on
 
     def run(self, jobs: Sequence[Job], num_side_by_side: int) -> list[Outcome]:
         """Runs jobs to their ends, in order, up to so many at a time."""
         with ThreadPoolExecutor(max_workers=num_side_by_side) as pool:
             futures = [pool.submit(self._run, job) for job in jobs]
-            try:
-                wait(futures)
-            except KeyboardInterrupt:  # the jobs are in the terminal's process group and got it too
-                self.stopped = self.interrupted = True
+            wait(futures)
         outcomes = [future.result() for future in futures]
         self.outcomes += outcomes
         return outcomes
 
     def signal(self, number: int) -> None:
-        """Passes a signal on to the running jobs, and starts no more."""
+        """Passes a signal on to the running jobs, each time it comes, and starts no more."""
         self.stopped = True
+        self.interrupted |= number == signal.SIGINT
         with self._lock:
             for process in self._running.values():
                 process.send_signal(number)
@@ -107,12 +106,16 @@ class Runner:
         if (earlier := self.record.finished(job.number)) is not None:
             _say(job, f"finished before, in {job.folder}")
             return Outcome(**{**earlier, "overrides": tuple(earlier["overrides"])})
+        not_started = Outcome(job.number, job.overrides, str(job.folder), "not started", None)
         if self.stopped:
-            return Outcome(job.number, job.overrides, str(job.folder), "not started", None)
+            return not_started
         _set_aside(job.folder)
         job.folder.mkdir(parents=True, exist_ok=True)
         _say(job, " ".join(job.overrides))
-        code, last = self._process(job)
+        ended = self._process(job)
+        if ended is None:
+            return not_started
+        code, last = ended
         outcome = _outcome(job, code, last)
         if code == PREEMPTED:
             self.stopped = True
@@ -121,14 +124,16 @@ class Runner:
         _say(job, f"{outcome.status}{loss}{f': {outcome.error}' if outcome.error else ''}")
         return outcome
 
-    def _process(self, job: Job) -> tuple[int, str]:
-        """Runs the job's process; gives its exit code and the last line it printed."""
+    def _process(self, job: Job) -> tuple[int, str] | None:
+        """Runs the job's process; gives its exit code and the last line it printed, None where it was not started."""
         last = ""
         command = [*_COMMAND, *job.overrides, f"run_dir={quoted(str(job.folder))}", *self._arguments]
         with (
             (job.folder / "console.txt").open("w", encoding="utf-8") as console,
             self._started(command, job) as process,
         ):
+            if process is None:
+                return None
             assert process.stdout is not None
             for line in process.stdout:
                 console.write(line)
@@ -138,18 +143,23 @@ class Runner:
             return process.wait(), last
 
     @contextlib.contextmanager
-    def _started(self, command: Sequence[str], job: Job) -> Iterator[subprocess.Popen[str]]:
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        ) as process:
-            with self._lock:
-                self._running[job.number] = process
+    def _started(self, command: Sequence[str], job: Job) -> Iterator[subprocess.Popen[str] | None]:
+        with self._lock:  # no signal comes between the start and the entry
+            if self.stopped:
+                yield None
+                return
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="replace",
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+            self._running[job.number] = process
+        with process:
             try:
                 yield process
             finally:

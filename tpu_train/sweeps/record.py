@@ -6,6 +6,8 @@ Key idea: the file is replaced as a whole after each job, and the folder is lock
 import contextlib
 import fcntl
 import json
+import os
+import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,23 +24,25 @@ class Record:
     Args:
         folder: of the sweep.
         overrides: of the sweep, as typed; a folder goes on with the same ones only.
+        config_dir: the user's folder of YAML; likewise.
 
     Raises:
-        ConfigError: the folder holds a sweep of other overrides.
+        ConfigError: the folder holds a sweep of other overrides, or a record that cannot be read.
     """
 
-    def __init__(self, folder: Path, overrides: Sequence[str]) -> None:
+    def __init__(self, folder: Path, overrides: Sequence[str], config_dir: Path | None = None) -> None:
         self.folder = folder
         self._path = folder / NAME
         self._lock = threading.Lock()
         self._jobs: dict[str, dict[str, Any]] = {}
-        self._overrides = list(overrides)
+        self._sweep = {"overrides": list(overrides), "config_dir": config_dir and str(config_dir.resolve())}
         if self._path.exists():
-            known = json.loads(self._path.read_text(encoding="utf-8"))
-            if known["overrides"] != self._overrides:
-                reason = f"{folder} holds a sweep of {' '.join(known['overrides'])}; choose another folder"
+            known, self._jobs = _read(self._path)
+            if known != self._sweep:
+                words = [*known["overrides"], *(["--config-dir", known["config_dir"]] if known["config_dir"] else [])]
+                reason = f"{folder} holds a sweep of {' '.join(words)}; choose another folder"
                 raise ConfigError([Problem("hydra.sweep.dir", reason)])
-            self._jobs = known["jobs"]
+        self._write()
 
     def finished(self, number: int) -> dict[str, Any] | None:
         """How a job ended that is done, else None."""
@@ -49,14 +53,33 @@ class Record:
         """Records how a job ended."""
         with self._lock:
             self._jobs[str(outcome["number"])] = outcome
-            partial = self._path.with_suffix(".partial")
-            partial.write_text(json.dumps({"overrides": self._overrides, "jobs": self._jobs}, indent=1) + "\n")
-            partial.replace(self._path)
+            self._write()
+
+    def _write(self) -> None:
+        partial = self._path.with_suffix(".partial")
+        with partial.open("w", encoding="utf-8") as stream:
+            json.dump({**self._sweep, "jobs": self._jobs}, stream, indent=1)
+            stream.write("\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(self._path)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """What a record says of its sweep, and of the jobs by number."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        sweep = {"overrides": [str(word) for word in found["overrides"]], "config_dir": found.get("config_dir")}
+        jobs = {str(number): {**job, "exit_code": job["exit_code"]} for number, job in found["jobs"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = f"is damaged ({type(error).__name__}); remove it to run all jobs anew, or choose another folder"
+        raise ConfigError([Problem(str(path), reason)]) from error
+    return sweep, jobs
 
 
 @contextlib.contextmanager
 def reserved(folder: str, given: bool) -> Iterator[Path]:
-    """A sweep's folder, locked.
+    """A sweep's folder, locked; removed where it is refused while nothing but a record is in it.
 
     Args:
         folder: the folder wanted.
@@ -66,9 +89,11 @@ def reserved(folder: str, given: bool) -> Iterator[Path]:
         ConfigError: it cannot be made, or another sweep runs in it.
     """
     path = Path(folder)
+    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
     try:
         if not given:
             path = _new(path)
+            missing = [path, *missing[1:]]
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / ".lock").open("w")
     except OSError as error:
@@ -80,7 +105,15 @@ def reserved(folder: str, given: bool) -> Iterator[Path]:
         except OSError as error:
             reason = f"another sweep runs in {path}; choose another folder or wait for it"
             raise ConfigError([Problem("hydra.sweep.dir", reason)]) from error
-        yield path
+        try:
+            yield path
+        except ConfigError:
+            if path in missing and not any(entry.is_dir() for entry in path.iterdir()):  # no job began
+                shutil.rmtree(path)
+                with contextlib.suppress(OSError):  # another sweep is in it
+                    for parent in missing[1:]:
+                        parent.rmdir()
+            raise
 
 
 def _new(path: Path) -> Path:

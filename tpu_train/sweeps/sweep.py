@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tpu_train.config.hydra_frame import PRIMARY, hydra_on
+from tpu_train.config.hydra_frame import ERRORS, PRIMARY, hydra_on, reason
 from tpu_train.config.overrides import quoted
 from tpu_train.config.problems import ConfigError, Problem
 from tpu_train.sweeps.jobs import INTERRUPTED, PREEMPTED, Outcome, Runner
@@ -73,19 +72,21 @@ def sweep(overrides: Sequence[str], config_dir: Path | None) -> Result:
     planned = plan(overrides, config_dir)
     settings = planned.composed.hydra
     typed = [word for word in overrides if not word.lstrip("+").startswith("hydra.sweep.dir=")]
+    # How many jobs run side by side, and by what, may change when it goes on.
+    sweep_words = [word for word in typed if not word.lstrip("+").startswith(("hydra.launcher.", "hydra/launcher="))]
     with reserved(settings.sweep_dir, settings.sweep_dir_given) as folder:
         again = shlex.join(
             ["tpu-train", *typed, "-m", f"hydra.sweep.dir={quoted(str(folder))}", *_arguments(config_dir)]
         )
         _say(f"sweep folder {folder}; to go on with it after a stop: {again}")
-        runner = Runner(Record(folder, typed), [*planned.job_words, *_arguments(config_dir)])
-        with _terminating(runner):
+        runner = Runner(Record(folder, sweep_words, config_dir), [*planned.job_words, *_arguments(config_dir)])
+        with _passing_signals_on(runner):
             _multirun(planned, Task(runner, reads_results=not settings.enumerates), folder, config_dir)
     outcomes = tuple(sorted(runner.outcomes, key=lambda outcome: outcome.number))
     codes = [outcome.exit_code for outcome in outcomes]
     if runner.stopped:
         _say(f"stopped; go on with: {again}")
-    code = INTERRUPTED if runner.interrupted else PREEMPTED if PREEMPTED in codes else int(any(codes))
+    code = PREEMPTED if PREEMPTED in codes else INTERRUPTED if runner.interrupted else int(any(codes))
     return Result(code, folder, outcomes)
 
 
@@ -96,20 +97,26 @@ def _multirun(planned: Plan, task: Task, folder: Path, config_dir: Path | None) 
         assert hydra is not None
         try:
             hydra.multirun(PRIMARY, task, words, with_log_configuration=False)
-        except HydraException as error:
-            if task.runner.outcomes:
+        except (*ERRORS, ImportError, RuntimeError) as error:
+            if isinstance(error, ConfigError) or task.runner.outcomes:
                 raise
-            raise ConfigError([Problem("sweep", " ".join(str(error).split()))]) from error
+            raise ConfigError([Problem("sweep", reason(error))]) from error
 
 
 @contextlib.contextmanager
-def _terminating(runner: Runner) -> Iterator[None]:
-    """SIGTERM is passed on to the jobs, which may save a checkpoint and exit as preempted."""
-    before = signal.signal(signal.SIGTERM, lambda number, _: runner.signal(number))
+def _passing_signals_on(runner: Runner) -> Iterator[None]:
+    """What ends a run is passed on to the jobs, which save a checkpoint and exit as preempted; twice, at once."""
+    # When the terminal closes the jobs stay, being in sessions of their own.
+    passed_on = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
+    before = {number: signal.getsignal(number) for number in passed_on}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # by nohup, or in the background of a shell
+            signal.signal(number, lambda number, _: runner.signal(passed_on[signal.Signals(number)]))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _arguments(config_dir: Path | None) -> list[str]:

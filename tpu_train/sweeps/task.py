@@ -1,5 +1,6 @@
 """What Hydra calls the task function: takes the jobs that a sweeper makes and runs them as processes."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from omegaconf import DictConfig, open_dict
 
+from tpu_train.config.hydra_settings import inside
 from tpu_train.config.problems import ConfigError, Problem
 from tpu_train.sweeps.jobs import Job, Outcome, Runner
 from tpu_train.sweeps.record import Record
@@ -33,6 +35,7 @@ class Task:
     def __init__(self, runner: Runner, reads_results: bool) -> None:
         self.runner = runner
         self.reads_results = reads_results
+        self._folders = set[Path]()
 
     def __call__(self, _: DictConfig) -> float | None:
         """One job, for launchers other than ours.
@@ -65,7 +68,8 @@ class Task:
             num_side_by_side: jobs at a time.
 
         Raises:
-            ConfigError: two jobs have one folder, or a finished job of an earlier start had other overrides.
+            ConfigError: two jobs have one folder or one outside of the sweep's, or a finished job of an earlier start
+                had other overrides.
             SweepStopped: no more jobs are to be made.
         """
         setup_globals()
@@ -73,12 +77,22 @@ class Task:
             Job(number, _as_typed(words), _folder(loader, config, number, words))
             for number, words in enumerate(job_overrides, start=first_number)
         ]
-        _refuse_shared_folders(jobs)
+        self._refuse_folders(jobs)
         _refuse_other_overrides(jobs, self.runner.record)
         outcomes = self.runner.run(jobs, num_side_by_side)
         if self.runner.stopped:
             raise SweepStopped
         return [self._returned(outcome) for outcome in outcomes]
+
+    def _refuse_folders(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if not inside(os.path.relpath(job.folder, self.runner.record.folder)):
+                reason = f"job {job.number} has the folder {job.folder}, which is not inside of the sweep's"
+                raise ConfigError([Problem("hydra.sweep.subdir", reason)])
+            if job.folder in self._folders:
+                reason = f"jobs of this sweep share the folder {job.folder}; let it depend on hydra.job.num"
+                raise ConfigError([Problem("hydra.sweep.subdir", reason)])
+            self._folders.add(job.folder)
 
     def _returned(self, outcome: Outcome) -> JobReturn:
         failed = outcome.exit_code != 0 and self.reads_results
@@ -91,19 +105,12 @@ def _folder(loader: ConfigLoader, config: DictConfig, number: int, overrides: Se
     job = loader.load_sweep_config(config, list(overrides))
     with open_dict(job):
         job.hydra.job.id = job.hydra.job.num = number
+    HydraConfig.instance().set_config(job)  # ${hydra:job.num} reads from there
     return Path(config.hydra.sweep.dir) / str(job.hydra.sweep.subdir)
 
 
 def _as_typed(overrides: Sequence[str]) -> tuple[str, ...]:
     return tuple(word.lstrip("+") for word in overrides)
-
-
-def _refuse_shared_folders(jobs: Sequence[Job]) -> None:
-    folders = [job.folder for job in jobs]
-    for job in jobs:
-        if folders.count(job.folder) > 1:
-            reason = f"jobs of this sweep share the folder {job.folder}; let it depend on hydra.job.num"
-            raise ConfigError([Problem("hydra.sweep.subdir", reason)])
 
 
 def _refuse_other_overrides(jobs: Sequence[Job], record: Record) -> None:

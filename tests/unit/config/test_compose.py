@@ -66,7 +66,7 @@ def test_several_typos_are_told_in_the_order_of_the_words() -> None:
         ("steps=5", "nearest is 'training.steps'"),
         ("training.lr=1", "nearest is 'optimizer.lr'"),
         ("optimzer=sgd", "nearest is 'optimizer'"),
-        ("model/qwen=1", "there is no group 'model/qwen'; nearest is 'model'; groups: data"),
+        ("model/qwen=1", "there is no group 'model/qwen'; nearest is 'model'; groups: checkpoint"),
         ("optimizer/lr=1", "is not a group; set the key with optimizer.lr=1"),
         ("optimizer.name=sgd", "follows from the choice of optimizer; choose with optimizer=..."),
         ("+optimizer=sgd", "already chosen; write optimizer=sgd without +"),
@@ -77,7 +77,9 @@ def test_several_typos_are_told_in_the_order_of_the_words() -> None:
         ("training={}", "is a section"),
         ("training={stpes: 5}", "there is no key 'training.stpes'"),
         ("training.steps.more=1", "has no keys of its own, it is an integer"),
-        ("training.seed=1,2", "1,2 is a sweep, which runs with -m; write a list as training.seed=[a,b]"),
+        ("training.seed=1,2", "1,2 is a sweep, which runs with -m"),
+        ("logging.wandb.tags=a,b", "a,b is a sweep, which runs with -m; write a list as logging.wandb.tags=[a,b]"),
+        ("run_dir=a,b", "is a sweep, which runs with -m; write a string with a comma as \"run_dir='a,b'\""),
         ("+training.steps=5", "training.steps exists; write training.steps=5 without +"),
         (
             "kernels.attention=splash",
@@ -118,7 +120,36 @@ def test_several_typos_are_told_in_the_order_of_the_words() -> None:
         ("hydra/job_logging=none", "hydra/job_logging is not a group of Hydra's that takes effect here"),
         ("hydra.run.dir=1,2", "hydra.run.dir is a setting of the sweep itself and takes one value"),
         ("training", "an override is KEY=VALUE"),
-        ("run_dir=a b='", "quote special characters"),
+        ("run_dir=a b=c", "(= has a meaning of its own); quote special characters: \"run_dir='a b, c'\""),
+        ("run_dir='a", "(a quote is not closed)"),
+        ("run_dir=it's", "(a quote is not closed); \\' is a quote inside of quotes: \"run_dir='it\\'s'\""),
+        ("run_dir=~/x", "~ stands for nothing here); write run_dir=$HOME/x"),
+        ("training.steps=int(abc)", "int(abc) cannot be evaluated: invalid literal for int()"),
+        ("run_dir=nope(1)", "nope(1) cannot be evaluated: Unknown function 'nope'; functions: bool,choice"),
+        ("a b=5", "('a b' is no key); an override is KEY=VALUE"),
+        ("logging.metadata={1: 1}", "logging.metadata has the key 1, which is no name; write logging.metadata.1=..."),
+        ("logging.metadata={null: 1}", "logging.metadata has the key null, which is no name"),
+        ("training={5: 3}", "training has the key 5, which is no name"),
+        ("logging.metadata=[]", "logging.metadata is [], expected entries of your own"),
+        ("logging.metadata={a: {b: 1}}", "logging.metadata.a is {'b': 1}, expected true or false, an integer"),
+        ("logging.wandb.tags=[a,1]", "logging.wandb.tags[1] is 1, expected a string"),
+        ("logging.metadata.a=nan", "logging.metadata.a is nan, expected a finite number"),
+        ("logging.metadata.a=1e400", "logging.metadata.a is inf, expected a finite number"),
+        ("logging.wandb.mode=off", "nearest is 'disabled'"),
+        ("training.steps=1_", "training.steps is '1_', expected an integer"),
+        ("optimizer.lr=1_e-3", "optimizer.lr is '1_e-3', expected a number"),
+        ("optimizer.lr=\uff11", "not an override"),
+        ("hydra.verbose=5", "hydra.verbose is 5, expected true, false, or a list of names of loggers"),
+        ("hydra.verbose={a: 1}", "hydra.verbose is {'a': 1}, expected true, false"),
+        ("hydra.verbose=[a,1]", "hydra.verbose is ['a', 1], expected true, false"),
+        ("MODEL=qwen3_debug", "there is no key 'MODEL'; nearest is 'model'"),
+        ("model=QWEN3_DEBUG", "nearest is 'qwen3_debug'"),
+        ("Training.Steps=5", "nearest is 'training.steps'"),
+        ("~x=5", "there is no key 'x'"),
+        ("~training.stpes", "there is no key 'training.stpes'; nearest is 'training.steps'"),
+        ("~run_dir", "write run_dir=null for none"),
+        ("~optimizer", "a choice is needed; choices: adamw, sgd"),
+        ("--json", "an option and not an override; write --json before --"),
         ("training.seq_len=${nope}", "is '${nope}', which does not resolve: Interpolation key 'nope' not found"),
         ("run_dir=None", "write null for none"),
         ("training.steps=0", "training.steps is 0, expected a number of at least 1"),
@@ -190,13 +221,13 @@ def test_users_model_and_recipe_are_found_first(user: Path) -> None:
         ("dim: 3\n", "", "model.family is missing, expected llama3 or qwen3"),
         ("dim: 3\ndim: 4\n", ":2", "duplicate key dim: line 1 has it too; keep one"),
         ("a: [1\nb: 2\n", ":2", "not valid YAML"),
-        ("- 1\n", "", "model is [1], expected a section"),
+        ("- 1\n", ":1", "the file is a list, expected lines of KEY: VALUE"),
         ("family: qwen3\ndim: 010\n", ":2", "010 is 8, an octal number, in YAML and 10 elsewhere; write 10, or '010'"),
         ("family: qwen3\ndim: 1:30\n", ":2", "1:30 is 90, a number of base sixty, in YAML; write 90, or '1:30'"),
         ("family: qwen3\ntie_embeddings: yes\n", ":2", "yes is true in YAML and a string elsewhere; write true"),
         ("family: qwen3\ninit_std: ${nope}\n", ":2", "model.init_std is '${nope}', which does not resolve"),
         ("a: &a\n  b: *a\n", ":1", "an alias that stands inside of what it names"),
-        ("defaults:\n  - nope\n", ":2", "Could not load 'model/nope'."),
+        ("defaults:\n  - nope\n", ":2", "model has no choice 'nope'; choices: llama3_1b"),
         ("defaults:\n  - override /optimizer: sgd\n", ":2", "Write override /optimizer@_global_.optimizer: CHOICE"),
         ("family: \udcff\n", "", "cannot be read: 'utf-8' codec"),
     ],
@@ -213,6 +244,32 @@ def test_config_dir_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     assert problems(config_dir=tmp_path / "no") == [
         f"--config-dir {tmp_path / 'no'}: is not a folder; give one that holds YAML by group"
     ]
+
+
+def test_config_dir_without_groups_hides_no_word(tmp_path: Path) -> None:
+    (tmp_path / "stray.yaml").write_text("a: 1")
+    first, second = problems("training.stpes=1", config_dir=tmp_path)
+    assert first.startswith("command line 'training.stpes=1': there is no key 'training.stpes'")
+    assert second.startswith(f"--config-dir {tmp_path}: holds no YAML by group; a choice NAME of recipe is")
+    first, second = problems("recipe=mine", "model=wide", "model.x=1", "optimizer.lrr=1", config_dir=tmp_path / "no")
+    assert first.startswith("command line 'optimizer.lrr=1': there is no key")
+    assert second.startswith(f"--config-dir {tmp_path / 'no'}: is not a folder")
+
+
+def test_value_that_a_later_word_replaces_is_judged_too() -> None:
+    assert compose(["training.steps=4", "training.steps=5"]).run.training.steps == 5
+    (only,) = problems("training.steps=abc", "training.steps=5")
+    assert only == "command line 'training.steps=abc': training.steps is 'abc', expected an integer"
+    (only,) = problems("logging.metadata.a=[1]", "logging.metadata.a=5")
+    assert only.startswith("command line 'logging.metadata.a=[1]': logging.metadata.a is [1]")
+
+
+def test_choice_that_looks_like_a_number_is_quoted(user: Path) -> None:
+    (user / "schedule").mkdir()
+    (user / "schedule/5.yaml").write_text("name: constant\nwarmup_steps: 0\n")
+    (only,) = problems("schedule=5", config_dir=user)
+    assert "schedule=5 is no name but a value; quote it: \"schedule='5'\"" in only
+    assert compose(["schedule='5'"], user).choices["schedule"] == "5"
 
 
 def test_every_problem_of_a_users_yaml_is_told_at_once(user: Path) -> None:

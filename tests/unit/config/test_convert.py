@@ -157,3 +157,15 @@ def test_defaults_of_the_schema_apply() -> None:
 def test_rules_hold_for_what_they_allow(rule: Any, good: list[Any], bad: list[Any]) -> None:
     assert all(rule.holds(value) for value in good)
     assert not any(rule.holds(value) for value in bad)
+
+
+@pytest.mark.parametrize("text", ["1_", "_1", "1__0", "1_e-3", "1_.5", "\uff11", "1e", "e5", "."])
+def test_what_python_does_not_read_as_a_number_is_refused(text: str) -> None:
+    converted, (problem,) = convert(float, text)
+    assert converted == 1.0
+    assert "expected a number" in problem.message
+
+
+@pytest.mark.parametrize("text", ["1_000", "1e-4", "1_0.5e3", ".5", "5.", "-1e3"])
+def test_what_yaml_leaves_a_string_is_read_as_python_reads_it(text: str) -> None:
+    assert convert(float, text) == (float(text), [])

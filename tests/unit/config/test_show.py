@@ -1,5 +1,7 @@
 """The views of `tpu-train show`."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -54,6 +56,15 @@ def test_key_of_a_choice_not_made_says_which() -> None:
     assert data["only_with"] == "sgd"
     assert "with sgd" in text
     assert data["default"] == 0.9  # of conf/optimizer/sgd.yaml
+
+
+def test_broken_file_that_nobody_chose_keeps_no_key_from_being_explained(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for number, text in enumerate(["a: [\n", "- 1\n", "5\n", "a: !x 1\n"]):
+        (tmp_path / f"data/{number}.yaml").write_text(text)
+    (tmp_path / "data/latin.yaml").write_bytes(b"a: \xff\n")
+    data, _ = show.topic("data.path", compose([], tmp_path), tmp_path)
+    assert data["only_with"] == "text"
 
 
 def test_section_lists_its_keys() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tpu_train.config.compose import compose
 from tpu_train.config.overrides import parse_one, quoted
 from tpu_train.config.problems import ConfigError
 from tpu_train.sweeps.plan import plan
@@ -39,6 +40,23 @@ def test_words_reach_hydra_as_it_wants_them() -> None:
         ("hydra.launcher.n_jbs=2", "there is no key 'hydra.launcher.n_jbs'; nearest is 'hydra.launcher.n_jobs'"),
         ("hydra.launcher.n_jobs=1,2", "hydra.launcher.n_jobs is a setting of the sweep itself and takes one value"),
         ("hydra/sweeper=optna", "hydra/sweeper has no choice 'optna'; nearest is 'optuna'; choices: basic, optuna"),
+        ("training.steps=range(1,5,0)", "training.steps cannot be enumerated: range() arg 3 must not be zero"),
+        ("training.steps=range(1.0,5,0)", "training.steps cannot be enumerated: Invalid range values"),
+        ("training.steps=range(1,1000000000)", "training.steps has more than 1,000 values; take fewer"),
+        ("optimizer.lr=range(0,1,1e-9)", "optimizer.lr has more than 1,000 values; take fewer"),
+        ("training.seed=1,2,1", "training.seed has 1 twice in this sweep; keep one"),
+        ("hydra.run.dir=a", "hydra.run.dir is one folder and each job needs its own; set hydra.sweep.dir"),
+        ("hydra.sweep.dir=", "hydra.sweep.dir is empty; give a folder for the sweep"),
+        ("hydra.sweep.subdir=", "hydra.sweep.subdir is '', expected a folder inside of the sweep's"),
+        ("hydra.sweep.subdir=.", "hydra.sweep.subdir is '.', expected a folder inside of the sweep's"),
+        ("hydra.sweep.subdir=a/../../x", "expected a folder inside of the sweep's"),
+        ("hydra.sweep.subdir=/x", "hydra.sweep.subdir is '/x', expected a folder inside of the sweep's"),
+        ("hydra.sweep.subdir=${nope}", "hydra.sweep.subdir does not resolve: Interpolation key 'nope' not found"),
+        ("hydra.launcher._target_=nope.Nope", "which is no launcher; choices: basic, process"),
+        ("hydra.sweeper._target_=nope", "which is no sweeper; choices: basic, optuna"),
+        ("hydra.sweeper.max_batch_size=0", "hydra.sweeper.max_batch_size is 0, expected an integer of at least 1"),
+        ("hydra.sweeper.max_batch_size=-1", "hydra.sweeper.max_batch_size is -1, expected an integer of at least 1"),
+        ("hydra.verbose=5", "hydra.verbose is 5, expected true, false, or a list of names of loggers"),
         ("hydra.sweeper.params={optimizer.lr: '1,2'}", "is null here, and Hydra fills a section in YAML only"),
     ],
 )
@@ -74,6 +92,62 @@ def test_parameters_in_yaml_are_judged_as_words(tmp_path: Path) -> None:
     recipe.write_text(text.replace("1,x", "1,").replace("lrr", "weight_decay"))
     (only,) = places("recipe=mine", config_dir=tmp_path)
     assert only.startswith(f"{recipe}:5: not an override")
+
+
+def test_settings_in_yaml_that_no_job_can_have_are_refused_with_their_place(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "hydra/launcher").mkdir(parents=True)
+    (tmp_path / "hydra/launcher/mine.yaml").write_text("n_jobs: 2\n")
+    recipe = tmp_path / "recipe/mine.yaml"
+    for body, message in {
+        "run: {dir: zz}": "hydra.run.dir is one folder and each job needs its own",
+        "sweeper: {params: {run_dir: 'a,b'}}": "run_dir is one folder and each job needs its own",
+        "callbacks: {a: {_target_: nope.Nope}}": "hydra.callbacks.a has the class 'nope.Nope' (_target_), which cannot",
+        "callbacks: {a: {}}": "hydra.callbacks.a has the class null (_target_), which cannot be used",
+    }.items():
+        recipe.write_text(f"# @package _global_\nhydra:\n  {body}\n")
+        (only,) = places("recipe=mine", "training.seed=1,2", config_dir=tmp_path)
+        assert only.startswith(f"{recipe}:3: {message}")
+    (only,) = places("hydra/launcher=mine", config_dir=tmp_path)
+    assert only.startswith(f"{tmp_path}/hydra/launcher/mine.yaml:1: hydra/launcher has the class null")
+    assert only.endswith("choices: basic, process")
+
+
+def test_a_mode_in_yaml_does_not_reach_the_jobs(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe/mine.yaml").write_text("# @package _global_\nhydra: {mode: MULTIRUN}\n")
+    planned = plan(["recipe=mine", "training.seed=1,2"], tmp_path)
+    assert planned.job_words == ("hydra.mode=RUN",)
+    assert not compose(["recipe=mine", *planned.job_words], tmp_path).hydra.multirun
+
+
+def test_of_a_key_given_twice_the_last_counts_and_each_is_judged() -> None:
+    assert plan(["training.seed=1,2,3", "training.seed=4,5"], None).num_jobs == 2
+    (only,) = places("training.seed=1,abc", "training.seed=4,5")
+    assert "training.seed is 'abc', expected an integer" in only
+
+
+def test_too_many_jobs_are_refused_and_many_values_are_judged_each() -> None:
+    (only,) = places("training.seed=range(0,90)", "training.log_every=range(1,90)")
+    assert only.endswith("the sweep has 8,010 jobs, more than 1,000")
+    values = ",".join(["abc" if value == 51 else str(value) for value in range(130)])
+    (only,) = places(f"training.seed={values}")
+    assert only.endswith("training.seed is 'abc', expected an integer")
+
+
+@pytest.mark.parametrize(
+    ("words", "for_hydra"),
+    [
+        (["logging.metadata={a: 1}", "training.seed=1,2"], ("++logging.metadata={a: 1}", "training.seed=1,2")),
+        (["model=llama3_8b,llama3_debug", "model.rope_scaling=null"], (None, "++model.rope_scaling=null")),
+        (["training.max_time=1h,2h"], ("++training.max_time=1h,2h",)),
+        (["training.max_grad_norm=1.0,null"], ("++training.max_grad_norm=1.0,null",)),
+        (["optimizer.lr=1e-3,2e-3", "optimizer.no_decay=[norm]"], ("optimizer.lr=1e-3,2e-3", None)),
+    ],
+)
+def test_what_hydra_would_not_merge_is_forced(words: list[str], for_hydra: tuple[str | None, ...]) -> None:
+    planned = plan(words, None).words
+    assert [given for given, wanted in zip(planned, for_hydra, strict=True) if wanted not in (None, given)] == []
 
 
 def test_values_that_do_not_go_together_refuse_the_sweep() -> None:

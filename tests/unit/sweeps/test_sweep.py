@@ -23,7 +23,7 @@ SHORT = [*TINY, "training.steps=3"]
 STAND_IN = """
     import json, os, pathlib, signal, sys, time
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    words = [word for word in sys.argv[1:] if not word.startswith("-")]
+    words = [word for word in sys.argv[1:] if "=" in word]
     values = {word.key_or_group: word.value() for word in OverridesParser.create().parse_overrides(words)}
     folder, lr = pathlib.Path(values["run_dir"]), values["optimizer.lr"]
     assert folder.is_dir() and not (folder / "metrics.jsonl").exists()
@@ -37,8 +37,16 @@ STAND_IN = """
         os.kill(os.getpid(), signal.SIGKILL)
     if lr == 75 and not pathlib.Path("again").exists():
         sys.exit(75)
-    if lr == 30:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    if lr in (30, 31):  # as a training: saves at the first signal, ends at once at the second
+        def save(number, _):
+            for each in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(each, lambda number, _: sys.exit(128 + number))
+            if lr == 30:
+                sys.exit(75)
+            time.sleep(30)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, save)
+        pathlib.Path("ready").touch()
         time.sleep(30)
     time.sleep(0.5 if values.get("training.steps") == 7 else 0)
 """
@@ -113,19 +121,75 @@ def test_preempted_job_stops_the_sweep_and_a_rerun_goes_on(stand_in: Path, capsy
         sweep(["optimizer.lr=1,4", f"hydra.sweep.dir={result.folder}"], None)
 
 
-def test_terminated_sweep_passes_the_signal_on_and_starts_no_more(stand_in: Path) -> None:
-    command = [sys.executable, "main.py", "optimizer.lr=30,1", "-m"]
-    with subprocess.Popen(command, cwd=stand_in, stdout=subprocess.PIPE, text=True) as process:
+def _signalled(folder: Path, word: str, *numbers: signal.Signals) -> tuple[int, str]:
+    """Sends signals to the process of a sweep alone; gives its exit code and what it printed."""
+    command = [sys.executable, "main.py", word, "-m", "hydra.sweep.dir=s"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         deadline = time.monotonic() + 60
-        while not (stand_in / "started.txt").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        time.sleep(0.5)  # for the job to handle the signal
-        process.send_signal(signal.SIGTERM)
+        while not (folder / "ready").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for number in numbers:
+            process.send_signal(number)
+            time.sleep(0.3)
         out, _ = process.communicate(timeout=20)
-    assert process.returncode == 75
+    return process.returncode, out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_to_the_sweep_reaches_its_jobs_and_no_more_start(number: signal.Signals, stand_in: Path) -> None:
+    code, out = _signalled(stand_in, "optimizer.lr=30,1", number)
+    assert code == 75
     assert "preempted" in out
     assert "not started" in out
+    assert "Traceback" not in out
     assert starts(stand_in) == ["30"]
+    assert json.loads((stand_in / "s/sweep.json").read_text())["jobs"]["0"]["status"] == "preempted"
+
+
+def test_second_signal_ends_the_jobs_at_once(stand_in: Path) -> None:
+    code, out = _signalled(stand_in, "optimizer.lr=31,1", signal.SIGINT, signal.SIGINT)
+    assert code == 130
+    assert "interrupted" in out
+    assert "not started" in out
+    assert "Traceback" not in out
+    assert json.loads((stand_in / "s/sweep.json").read_text())["jobs"]["0"]["exit_code"] == 130
+
+
+def test_refused_sweep_leaves_no_folder(stand_in: Path) -> None:
+    words = ["hydra.sweeper.max_batch_size=1", "optimizer.lr=1,4"]
+    for wrong in ("${oc.env:HOME}", "${model.dim}", "..", "x"):
+        with pytest.raises(ConfigError):
+            sweep(["hydra.sweep.dir=out/here", f"hydra.sweep.subdir={wrong}", *words[wrong != "x" :]], None)
+        if wrong != "x":
+            assert not (stand_in / "out").exists()
+    assert (stand_in / "out/here/x/metrics.jsonl").exists()  # the first batch had run
+    assert [name for name in os.listdir(stand_in) if name == "runs"] == []
+
+
+def test_damaged_record_says_what_to_do(stand_in: Path) -> None:
+    (stand_in / "s").mkdir()
+    for text in ("{", "[]", "", '{"overrides": 5, "jobs": {}}', '{"overrides": [], "jobs": {"0": {}}}'):
+        (stand_in / "s/sweep.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"s/sweep.json: is damaged \(\w+\); remove it to run all jobs anew, or"):
+            sweep(["optimizer.lr=1", "hydra.sweep.dir=s"], None)
+    assert (stand_in / "s").is_dir()  # it is the user's
+
+
+def test_sweep_goes_on_with_other_processes_but_not_with_other_yaml(stand_in: Path) -> None:
+    for name in ("a", "b"):
+        (stand_in / name / "recipe").mkdir(parents=True)
+        (stand_in / name / "recipe/mine.yaml").write_text("# @package _global_\n")
+    words = ["recipe=mine", "optimizer.lr=1,4", "hydra.sweep.dir=s"]
+    sweep(words, Path("a"))
+    assert sweep([*words, "hydra.launcher.n_jobs=2"], stand_in / "a").exit_code == 0
+    assert len(starts(stand_in)) == 2
+    with pytest.raises(ConfigError, match=r"holds a sweep of recipe=mine optimizer.lr=1,4 --config-dir \S+/a; choose"):
+        sweep(words, Path("b"))
+
+
+def test_folder_of_a_job_may_be_asked_of_hydras_resolver(stand_in: Path) -> None:
+    result = sweep(["optimizer.lr=1,4", "hydra.sweep.dir=s", "hydra.sweep.subdir='job ${hydra:job.num}'"], None)
+    assert [outcome.folder for outcome in result.outcomes] == ["s/job 0", "s/job 1"]
 
 
 def test_settings_of_the_sweep_take_effect(stand_in: Path) -> None:
@@ -170,7 +234,7 @@ def test_optuna_searches_and_is_told_of_failures(stand_in: Path) -> None:
     again = command_line(stand_in, *words, "optimizer.lr=choice(1,4)", "-m")
     assert again.returncode == 0, again.stderr
     assert len(starts(stand_in)) == ran  # a fixed seed draws the same jobs, and these are done
-    failed = command_line(stand_in, *words[:-1], "optimizer.lr=choice(2,2)", "-m", "--json")
+    failed = command_line(stand_in, *words[:-1], "optimizer.lr=choice(2)", "-m", "--json")
     assert failed.returncode == 1
     assert {job["status"] for job in json.loads(failed.stdout)["jobs"]} == {"failed"}
 
