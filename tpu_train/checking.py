@@ -4,7 +4,6 @@ Each stage exports `rules(run) -> list[Problem]`; what they need to know is thei
 here.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +12,7 @@ from typing import Any
 from tpu_train.config import rules as config_rules
 from tpu_train.config.compose import Composed, draft, in_order
 from tpu_train.config.overrides import Word, parse, within
-from tpu_train.config.problems import ConfigError, Problem
+from tpu_train.config.problems import ConfigError, Problem, located
 from tpu_train.config.schema import Run
 from tpu_train.data import rules as data_rules
 from tpu_train.graph import rules as graph_rules
@@ -83,18 +82,12 @@ def check(run: Run, sources: Mapping[str, str] = MappingProxyType({}), unknown: 
     """
     problems = [problem for rules in RULES for problem in rules(run)]
     known = [problem for problem in problems if not _touches(problem, unknown)]
-    return [_located(problem, sources) for problem in known]
+    return [located(problem, sources) for problem in known]
 
 
 def _touches(problem: Problem, unknown: Sequence[str]) -> bool:
     about = (problem.place, *problem.keys)
     return any(within(key, other) or within(other, key) for key in about for other in unknown)
-
-
-def _located(problem: Problem, sources: Mapping[str, str]) -> Problem:
-    key, message = problem.place, problem.message
-    message = message if message.startswith(key) else f"{key}: {message}"
-    return dataclasses.replace(problem, place=sources.get(key, key), message=message)
 
 
 def measure(run: Run) -> dict[str, Any]:

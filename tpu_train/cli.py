@@ -1,15 +1,18 @@
 """The command line: `tpu-train [COMMAND] [OVERRIDE]... [OPTIONS]`; no command means `train`.
 
 Only typer is imported here, everything else inside the commands: `tpu-train --help` must answer at once, and torch
-alone takes seconds to import. Exit codes: 0 done, 1 failed while running, 2 refused before anything started.
+alone takes seconds to import. Exit codes: 0 done, 1 failed while running, 2 refused before anything started, 130
+interrupted.
 """
 
 import contextlib
 import difflib
 import enum
+import io
 import itertools
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from typer.models import OptionInfo
+from typer.models import CommandInfo, OptionInfo
 
 if TYPE_CHECKING:
     from tpu_train.config.completion import Command
     from tpu_train.config.compose import Composed
 
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # 75, preempted, comes from the run
 
 app = typer.Typer(
     add_completion=False,  # ours, see config/shells.py
@@ -41,8 +44,18 @@ Overrides = Annotated[
 Words = Annotated[
     list[str] | None, typer.Argument(metavar="[GROUP|KEY] OVERRIDE", help="What to show; without: everything.")
 ]
+Settings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="What the command is to do.")]
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise typer.BadParameter("is empty; give a folder of YAML by group")
+    return Path(text)
+
+
 ConfigDir = Annotated[
-    Path | None, typer.Option("--config-dir", metavar="DIR", help="Your own YAML by group, searched first.")
+    Path | None,
+    typer.Option("--config-dir", metavar="DIR", parser=_folder, help="Your own YAML by group, searched first."),
 ]
 Multirun = Annotated[
     bool, typer.Option("-m", "--multirun", help="Run every combination of KEY=A,B,... as a job of its own.")
@@ -133,11 +146,9 @@ def check(
         from tpu_train.checking import measure
 
         found = {"model": composed.choices["model"], **measure(composed.run), **jobs}
-    if as_json:
-        _print(found)
-        return
-    for name, value in found.items():
-        print(f"{name.replace('_', ' '):<24}{value if isinstance(value, str) else format(value, ','):>24}")  # noqa: T201
+    shown = {name: value if isinstance(value, str) else format(value, ",") for name, value in found.items()}
+    text = "\n".join(f"{name.replace('_', ' '):<24}{value:>24}" for name, value in shown.items())
+    _print(found if as_json else text)
 
 
 @app.command(context_settings=_UNKNOWN)
@@ -151,29 +162,149 @@ def show(words: Words = None, config_dir: ConfigDir = None, as_json: Json = Fals
         overrides = [word for word in words or [] if _is_override(word)]
         if len(topics) > 1:
             _refuse([(f"{topics[1]!r}", f"a second thing to show, beside {topics[0]!r}; show one at a time")], as_json)
+        if topics == ["checkpoint"] and any(word.startswith("run_dir=") for word in overrides):
+            _show_checkpoint(overrides, as_json)
+            return
         composed = compose(overrides, config_dir, complete=not topics)
         found, text = views.topic(topics[0], composed, config_dir) if topics else views.whole(composed)
-    if as_json:
-        _print(found)
-    else:
-        print(text)  # noqa: T201
+    _print(found if as_json else text)
+
+
+@app.command(context_settings=_UNKNOWN)
+def generate(settings: Settings = None, as_json: Json = False) -> None:
+    """Continue a prompt with the weights of a run folder: run_dir=... prompt=..."""
+    with _refusals(as_json):
+        from tpu_train.config.schema import GenerateSettings
+        from tpu_train.config.settings import parse_settings
+
+        parsed = parse_settings(GenerateSettings, settings or [])
+        from tpu_train.training.commands import generate as run
+
+        found, text = run(parsed)
+    _print(found if as_json else text)
+
+
+@app.command("export", context_settings=_UNKNOWN)
+def export(settings: Settings = None, as_json: Json = False) -> None:
+    """Write the weights of a run folder as a Hugging Face folder: run_dir=... hf_dir=..."""
+    with _refusals(as_json):
+        from tpu_train.config.schema import ExportSettings
+        from tpu_train.config.settings import parse_settings
+
+        parsed = parse_settings(ExportSettings, settings or [])
+        from tpu_train.training.commands import export as run
+
+        found = run(parsed)
+    _print(found if as_json else f"step {found['step']} is in {found['hf_dir']}")
+
+
+@app.command("import", context_settings=_UNKNOWN)
+def import_(settings: Settings = None, as_json: Json = False) -> None:
+    """Make a run folder of a Hugging Face folder's weights: hf_dir=... run_dir=..."""
+    with _refusals(as_json):
+        from tpu_train.config.schema import ImportSettings
+        from tpu_train.config.settings import parse_settings
+
+        parsed = parse_settings(ImportSettings, settings or [])
+        from tpu_train.training.commands import import_ as run
+
+        found = run(parsed)
+    _print(found if as_json else f"{found['parameters']:,} parameters are in {found['run_dir']}")
+
+
+def _show_checkpoint(words: list[str], as_json: bool) -> None:
+    from tpu_train.config.schema import CheckpointSettings
+    from tpu_train.config.settings import parse_settings
+
+    parsed = parse_settings(CheckpointSettings, words)
+    from tpu_train.training.commands import describe_checkpoint
+
+    found, text = describe_checkpoint(parsed)
+    _print(found if as_json else text)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; always ends in SystemExit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if instruction := os.environ.get("_TPU_TRAIN_COMPLETE"):
-        from tpu_train.config import shells
+    _prepare_streams()
+    try:
+        if instruction := os.environ.get("_TPU_TRAIN_COMPLETE"):
+            from tpu_train.config import shells
 
-        print(shells.answer(instruction.removeprefix("complete_"), os.environ, _grammar()), end="")  # noqa: T201
-        raise SystemExit
-    app(args=_with_command(words), prog_name="tpu-train")
-    raise AssertionError("typer exits")
+            with _output():
+                print(shells.answer(instruction.removeprefix("complete_"), os.environ, _grammar()), end="")  # noqa: T201
+            raise SystemExit
+        _refuse_values_of_flags(words)
+        # A command ends by typer.Exit, whose code comes back, or by SystemExit.
+        code = app(args=_with_command(words), prog_name="tpu-train", standalone_mode=False)
+    except _UsageError as error:  # pyright: ignore[reportGeneralTypeIssues]
+        _refuse([_misuse(error)], _wants_json(words))
+    except KeyboardInterrupt:
+        code = _interrupted()
+    with _output():
+        pass  # what is still buffered
+    raise SystemExit(code or 0)
+
+
+# Of whichever click this typer has; the base of all that it says of a command line.
+_UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def _misuse(error: Exception) -> tuple[str, str]:
+    """What typer says of a command line as a place and a message: `Option '--config-dir' requires an argument.`"""
+    text = error.format_message().rstrip(".")  # pyright: ignore
+    if match := re.match(r"(?:Option|Invalid value for) '([^']*)':? (.*)", text, re.DOTALL):
+        return f"command line '{match[1].partition(' ')[0]}'", match[2]
+    return "command line", text
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    return any(word.partition("=")[0] == "--json" for word in words)
+
+
+def _refuse_values_of_flags(words: Sequence[str]) -> None:
+    told = []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if equals and name in ("-m", "--multirun", "--json"):
+            told.append((f"command line '{word}'", f"{name} takes no value; write {name}"))
+    if told:
+        _refuse(told, _wants_json(words))
+
+
+def _prepare_streams() -> None:
+    """Streams that take every character, and do not lead to one another where one is closed."""
+    if sys.stdout is None or sys.stderr is None:  # pyright: ignore
+        # Opened for the life of the process: else the next file would get the number of the closed stream.
+        nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def _output() -> Iterator[None]:
+    """What is printed to stdout; where it cannot be, because nobody reads or a disk is full, that is the failure."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError, ValueError):  # what is still buffered would fail again at the exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            _tell(f"tpu-train: failed: cannot write the output: {error.strerror}")
+        raise SystemExit(FAILED) from None
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError):  # nowhere is left to say it
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _with_command(words: list[str]) -> list[str]:
     """The words with their command first: `train` where none is given."""
-    commands = [command.callback.__name__ for command in app.registered_commands if command.callback]
+    commands = [_name(command) for command in app.registered_commands]
     first = words[0] if words else ""
     if first in commands or first in ("-h", "--help"):
         return words
@@ -182,12 +313,27 @@ def _with_command(words: list[str]) -> list[str]:
     if not first or first.startswith("-") or _is_override(first):
         for before, word in itertools.pairwise(words):
             if word in commands and before != "--config-dir":
-                _refuse([(f"{word!r}", f"a command comes first: tpu-train {word} ...")], "--json" in words)
+                _refuse([(f"{word!r}", f"a command comes first: tpu-train {word} ...")], _wants_json(words))
         return ["train", *words]
+    if hint := _meant_for_show(first):
+        _refuse([(f"{first!r}", f"not a command; {hint}")], _wants_json(words))
     near = difflib.get_close_matches(first, commands, n=1)
     hint = f"; nearest is {near[0]!r}" if near else ""
     message = f"not a command{hint}; commands: {', '.join(commands)}; an override is KEY=VALUE"
-    _refuse([(f"{first!r}", message)], "--json" in words)
+    _refuse([(f"{first!r}", message)], _wants_json(words))
+
+
+def _meant_for_show(word: str) -> str | None:
+    """What to do about a group or a key that stands where a command is expected."""
+    from tpu_train.config import reflect
+    from tpu_train.config.schema import Run
+    from tpu_train.config.sources import SearchPath
+
+    if word in SearchPath().groups():
+        return f"choose with {word}=CHOICE; the choices: tpu-train show {word}"
+    if reflect.has(Run, word):
+        return f"set it with {word}=VALUE; what it means: tpu-train show {word}"
+    return None
 
 
 def _grammar() -> "dict[str, Command]":
@@ -206,12 +352,17 @@ def _grammar() -> "dict[str, Command]":
                     found |= {name: Option(option.help or "", values) for name in names if isinstance(name, str)}
         return found
 
-    functions = [command.callback for command in app.registered_commands if command.callback]
+    functions = {_name(command): command.callback for command in app.registered_commands if command.callback}
     commands = {
-        function.__name__: Command((function.__doc__ or "").splitlines()[0], options(function), function is show)
-        for function in functions
+        name: Command((function.__doc__ or "").splitlines()[0], options(function), function is show)
+        for name, function in functions.items()
     }
     return {"": Command("", {**options(_root), **options(train)}), **commands}
+
+
+def _name(command: CommandInfo) -> str:
+    assert command.callback is not None
+    return command.name or command.callback.__name__
 
 
 def _is_override(word: str) -> bool:
@@ -237,7 +388,8 @@ def _sweep(words: Sequence[str], config_dir: Path | None, as_json: bool) -> int:
     if as_json:
         _print(result.as_dict())
     else:
-        print_table(result)
+        with _output():
+            print_table(result)
     return result.exit_code
 
 
@@ -268,31 +420,35 @@ def _train(composed: "Composed") -> int:
 
 
 def _interrupted() -> int:
-    print("tpu-train: interrupted", file=sys.stderr)  # noqa: T201
+    _tell("tpu-train: interrupted")
     return INTERRUPTED
 
 
 @contextlib.contextmanager
 def _refusals(as_json: bool) -> Iterator[None]:
-    """A refused config ends with exit 2 and all of its problems, one per line."""
+    """A refused config ends with exit 2 and all of its problems, one per line; an interrupt with exit 130."""
     from tpu_train.config.problems import ConfigError
 
     try:
         yield
     except ConfigError as error:
         _refuse([(problem.place, problem.message) for problem in error.problems], as_json)
+    except KeyboardInterrupt:  # typer would end in silence
+        raise SystemExit(_interrupted()) from None
 
 
 def _refuse(problems: Sequence[tuple[str, str]], as_json: bool) -> NoReturn:
     for place, message in problems:
-        print(f"{place}: {message}", file=sys.stderr)  # noqa: T201
+        _tell(f"{place}: {message}")
     if as_json:
         _print({"problems": [{"place": place, "message": message} for place, message in problems]})
     raise SystemExit(REFUSED)
 
 
-def _print(found: dict[str, Any]) -> None:
-    print(json.dumps(found))  # noqa: T201
+def _print(found: dict[str, Any] | str) -> None:
+    """One object, or text, on stdout."""
+    with _output():
+        print(found if isinstance(found, str) else json.dumps(found))  # noqa: T201
 
 
 if __name__ == "__main__":

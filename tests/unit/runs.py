@@ -59,6 +59,7 @@ TRAINING = schema.Training(
     seed=0,
     log_every=10,
     on_nan="stop",
+    max_time=None,
     inject_inf_at_step=None,
 )
 
@@ -87,10 +88,13 @@ def make_run(**changes: Any) -> schema.Run:
         precision=schema.Precision(param="float32", compute="float32", matmul="default"),
         optimizer=ADAMW,
         schedule=schema.ConstantSchedule(name="constant", warmup_steps=0),
-        data=schema.SyntheticData(name="synthetic"),
+        data=schema.SyntheticData(name="synthetic", num_workers=0),
         tokenizer=schema.BytesTokenizer(name="bytes"),
         training=training,
-        validation=schema.Validation(steps=0),
+        validation=schema.Validation(every=None, steps=0),
+        checkpoint=schema.Checkpoint(
+            every=None, keep_last=2, keep_every=None, resume="auto", init_from=None, on_error="continue"
+        ),
         runtime=schema.Runtime(platform="cpu", devices=1),
         logging=schema.Logging(
             wandb=schema.Wandb(mode="disabled", project="tests", name=None, tags=()),

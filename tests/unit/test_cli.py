@@ -144,7 +144,7 @@ def test_failing_run_ends_with_a_readable_line(
     [
         (
             ["trian"],
-            "'trian': not a command; nearest is 'train'; commands: train, check, show; an override is KEY=VALUE",
+            "'trian': not a command; nearest is 'train'; commands: train, check, show, generate",
         ),
         (["xyz"], "'xyz': not a command; commands: train, check, show"),
         (["--json", "check"], "'check': a command comes first: tpu-train check ..."),
@@ -161,6 +161,76 @@ def test_failing_run_ends_with_a_readable_line(
 def test_misused_command_line_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main(words) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "problems"),
+    [
+        (["--json", "--config-dir"], [("command line '--config-dir'", "requires an argument")]),
+        (
+            ["check", "--json", "--config-dir="],
+            [("command line '--config-dir'", "is empty; give a folder of YAML by group")],
+        ),
+        (["check", "--json=1", "-m=1"], [("'--json=1'", "--json takes no value"), ("'-m=1'", "-m takes no value")]),
+        (
+            ["check", "--json", "--", "--json"],
+            [("command line '--json'", "an option and not an override; write --json before")],
+        ),
+        (
+            ["training.steps", "--json"],
+            [("'training.steps'", "set it with training.steps=VALUE; what it means: tpu-train show")],
+        ),
+        (["model", "--json"], [("'model'", "choose with model=CHOICE; the choices: tpu-train show model")]),
+    ],
+)
+def test_misuse_is_told_in_json_too(
+    words: list[str], problems: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(words) == 2
+    told = json.loads(capsys.readouterr().out)["problems"]
+    for problem, (place, message) in zip(told, problems, strict=True):
+        assert place in problem["place"]
+        assert message in problem["message"]
+
+
+def _run(script: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    program = f"{sys.executable} -m tpu_train.cli"
+    command = ["bash", "-c", script.replace("tpu-train", program)]
+    return subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, check=False, timeout=120
+    )
+
+
+def test_streams_that_take_nothing_end_in_a_line_and_an_exit_code(tmp_path: Path) -> None:
+    full = _run("tpu-train show > /dev/full", tmp_path)
+    assert full.returncode == 1
+    assert full.stderr == b"tpu-train: failed: cannot write the output: No space left on device\n"
+    closed = _run("tpu-train check training.stpes=1 2>&-", tmp_path)
+    assert (closed.returncode, closed.stdout) == (2, b"")
+    assert _run("tpu-train check training.stpes=1 2> /dev/full", tmp_path).returncode == 2
+    gone = _run("tpu-train show | head -1", tmp_path)
+    assert (gone.stdout, gone.stderr) == (b"model:\n", b"")
+
+
+def test_characters_that_a_stream_does_not_have_are_escaped(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe/mine.yaml").write_text("# @package _global_\n# Größe λ.\n", encoding="utf-8")
+    shown = _run("tpu-train show recipe --config-dir .", tmp_path, PYTHONIOENCODING="latin-1")
+    assert shown.returncode == 0, shown.stderr
+    assert "Größe \\u03bb.".encode("latin-1") in shown.stdout
+
+
+def test_interrupt_at_any_time_ends_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("_with_command", "_checked"):  # before typer has it, and inside of a command
+        with monkeypatch.context() as patched:
+            patched.setattr(cli, name, interrupted)
+            assert run_main(["check"]) == 130
+        assert capsys.readouterr().err == "tpu-train: interrupted\n"
 
 
 def test_a_run_that_failed_after_it_began_points_to_its_log(

@@ -6,11 +6,14 @@ does not hide what is wrong elsewhere.
 """
 
 import dataclasses
+import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import hydra
+import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -18,14 +21,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tpu_train.config import hydra_settings, reflect
 from tpu_train.config import overrides as override_words
-from tpu_train.config.convert import MISSING, convert
-from tpu_train.config.hydra_frame import PRIMARY, documents, hydra_reporting
+from tpu_train.config.convert import MISSING, convert, judge
+from tpu_train.config.doubts import is_text
+from tpu_train.config.hydra_frame import ERRORS, PRIMARY, documents, hydra_reporting, reason
 from tpu_train.config.hydra_settings import HydraSettings
 from tpu_train.config.overrides import Word
 from tpu_train.config.problems import ConfigError, Problem
+from tpu_train.config.reach import reach
 from tpu_train.config.rules import EXCLUSIVE
 from tpu_train.config.schema import Run
-from tpu_train.config.sources import Document, SearchPath, read
+from tpu_train.config.sources import Document, SearchPath, shipped_dir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +43,8 @@ class Composed:
         sources: where the value of each dotted key was set: `conf/model/x.yaml:3` or `command line 'a.b=c'`.
         defaults: the values, plain, before the command line set any of them.
         hydra: what of Hydra's own settings concerns a single run.
+        words: the command-line words that it was composed of.
+        config_dir: the user's folder of YAML.
     """
 
     run: Run
@@ -45,6 +52,14 @@ class Composed:
     sources: dict[str, str]
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     hydra: HydraSettings = dataclasses.field(default_factory=HydraSettings)
+    words: tuple[str, ...] = ()
+    config_dir: Path | None = None
+
+    def command(self, run_dir: Path) -> str:
+        """The command that continues the run in a folder."""
+        words = [word for word in self.words if word.lstrip("+").partition("=")[0] not in ("run_dir", "hydra.run.dir")]
+        folder = ["--config-dir", str(self.config_dir)] if self.config_dir else []
+        return shlex.join(["tpu-train", *words, f"run_dir={override_words.quoted(str(run_dir))}", *folder])
 
 
 def compose(overrides: Sequence[str], config_dir: Path | None = None, complete: bool = True) -> Composed:
@@ -86,9 +101,62 @@ def draft(words: Sequence[Word], config_dir: Path | None, multirun: bool = False
     Raises:
         ConfigError: nothing could be composed.
     """
-    if config_dir is not None and not config_dir.is_dir():
-        raise ConfigError([Problem(f"--config-dir {config_dir}", "is not a folder; give one that holds YAML by group")])
     search = SearchPath(config_dir and config_dir.resolve())
+    try:
+        _judge_folder(config_dir, search)
+        composed, problems = _draft(words, search, multirun)
+    except ConfigError as error:
+        if search.user is None:
+            raise
+        return _beside(error.problems, words, search, multirun)
+    return dataclasses.replace(composed, config_dir=config_dir), problems
+
+
+def _judge_folder(config_dir: Path | None, search: SearchPath) -> None:
+    """Refuses a folder of the user's that gives nothing to be composed, and choices of its own that cannot be."""
+    if config_dir is None:
+        return
+    place = f"--config-dir {config_dir}"
+    if not config_dir.is_dir():
+        raise ConfigError([Problem(place, "is not a folder; give one that holds YAML by group")])
+    if not any(
+        file.is_relative_to(config_dir.resolve()) for files in search.groups().values() for file in files.values()
+    ):
+        message = f"holds no YAML by group; a choice NAME of recipe is {config_dir}/recipe/NAME.yaml"
+        raise ConfigError([Problem(place, message)])
+    if usual := reach(shipped_dir() / f"{PRIMARY}.yaml", search).problems:  # files that replace shipped ones
+        raise ConfigError(usual)
+
+
+def _beside(
+    known: Sequence[Problem], words: Sequence[Word], search: SearchPath, multirun: bool
+) -> tuple[Composed, list[Problem]]:
+    """What is wrong besides a folder of the user's that cannot be composed: the words, judged by shipped YAML."""
+    shipped = SearchPath().groups()
+    own, chosen = search.groups(), set[str]()
+    for document in map(search.read, search.user.rglob("*.yaml") if search.user else ()):
+        chosen |= {group.split()[-1].strip("/").replace("/", ".") for group, *_ in document.defaults() if group}
+
+    def waits(word: Word) -> bool:
+        """Whether what a word means depends on the folder."""
+        if word.key in own or word.key in shipped:
+            return str(word.parsed.value()) not in shipped.get(word.key, {})
+        return any(override_words.within(word.key, section) for section in chosen)
+
+    sections = {word.key.replace("/", ".") for word in words if word.key in shipped and waits(word)}
+    chosen |= sections
+    try:
+        composed, found = _draft([word for word in words if not waits(word)], SearchPath(), multirun)
+    except ConfigError as error:
+        raise ConfigError([*known, *error.problems]) from error
+    told = {str(problem) for problem in known}
+    found = [problem for problem in found if str(problem) not in told and not problem.missing]
+    everything = tuple(reflect.hints(Run))  # no rule is asked: what the values were to be is not known
+    return composed, [*(dataclasses.replace(problem, keys=everything) for problem in known), *found]
+
+
+def _draft(words: Sequence[Word], search: SearchPath, multirun: bool) -> tuple[Composed, list[Problem]]:
+    """As `draft`, for a folder that gives something."""
     groups = search.groups()
     judged = override_words.judge_forms(words, groups, Run)
     problems = judged.problems
@@ -100,11 +168,11 @@ def draft(words: Sequence[Word], config_dir: Path | None, multirun: bool = False
         files = list(documents(defaults.defaults, search))
         problems += dict.fromkeys(problem for document, _ in files for problem in document.problems)
         sources = {key: where for document, package in files for key, where in document.lines(package)}
-        _judge_hydra_yaml(files, hydra_choices, problems)
+        _judge_merging(files, hydra_choices, problems)
         config = hydra.compose(PRIMARY, choices, return_hydra_config=True)
         base = cast("dict[str, Any]", OmegaConf.to_container(config))
         values, refused = override_words.judge_values(judged.values, base, Run, groups)
-        problems += refused
+        problems += [*refused, *_judge_replaced(values, base)]
         hydra_values = []
         for word in hydra_words:
             if problem := hydra_settings.judge_word(word, config.hydra, multirun):
@@ -112,19 +180,81 @@ def draft(words: Sequence[Word], config_dir: Path | None, multirun: bool = False
             else:
                 hydra_values.append(word)
         starting = _resolve(config, "", {})
-        if values or hydra_values:
-            # The words are judged already; `++` also sets keys that no YAML names.
-            texts = [f"++{word.assignment}" for word in (*values, *hydra_values)]
-            config = hydra.compose(PRIMARY, [*choices, *texts], return_hydra_config=True)
+        config, refused = _with_values(config, choices, [*values, *hydra_values])
+        problems += refused
     sources |= {key: word.place for word in (*values, *hydra_values) for key, _ in word.leaves()}
     sections = {package: document.place for document, package in files if package}
     made = {group: str(choice) for group, choice in defaults.overrides.known_choices.items() if choice}
-    composed = _converted(config, sources, sections, problems)
+    known = _judge_choices_in_yaml(files, groups)
+    problems += known
+    composed = _converted(
+        config, sources, sections, problems, [key for problem in known for key in problem.keys], multirun
+    )
+    if len(chosen) < len(judged.choices):  # a recipe that cannot be read may have given what is missing
+        problems[:] = [problem for problem in problems if not problem.missing]
     return dataclasses.replace(
         composed,
         choices={group: choice for group, choice in made.items() if not group.startswith("hydra/")},
         defaults=starting,
+        words=tuple(str(word.parsed.input_line) for word in words),
     ), problems
+
+
+def _judge_replaced(values: Sequence[Word], base: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong with values that a later word of the same key replaces."""
+    replaced = [word for index, word in enumerate(values) if word.key in [later.key for later in values[index + 1 :]]]
+    return [problem for word in replaced for problem in judge(Run, base, word.key, word.parsed.value(), word.place)]
+
+
+def _with_values(config: DictConfig, choices: Sequence[str], words: Sequence[Word]) -> tuple[DictConfig, list[Problem]]:
+    """The config with the values of words that are judged already; `++` also sets keys that no YAML names."""
+
+    def composed(some: Sequence[Word]) -> DictConfig:
+        return hydra.compose(PRIMARY, [*choices, *(f"++{word.assignment}" for word in some)], return_hydra_config=True)
+
+    if not words:
+        return config, []
+    try:
+        return composed(words), []
+    except ERRORS:
+        sound, problems = [], []
+        for word in words:  # which of them OmegaConf does not merge
+            try:
+                composed([word])
+                sound.append(word)
+            except ERRORS as error:
+                problems.append(Problem(word.place, f"{word.key} cannot be set: {reason(error)}", (word.key,)))
+        return composed(sound), problems
+
+
+def _judge_choices_in_yaml(
+    files: Sequence[tuple[Document, str]], groups: Mapping[str, Mapping[str, Path]]
+) -> list[Problem]:
+    """Choices that the user's YAML makes as if they were keys: `optimizer: sgd`, `optimizer: {name: sgd}`."""
+    problems = []
+    for document, package in files:
+        if document.place.startswith("conf/"):
+            continue
+        for key, where, node in document.nodes(package):
+            parent = key.rpartition(".")[0]
+            for section, message in ((key, "is a group"), (parent, f"follows from the choice of {parent}")):
+                group = section.replace(".", "/")
+                tag = key.rpartition(".")[2] if section == parent else None
+                if group not in groups or document.group == group or not isinstance(node, yaml.ScalarNode):
+                    continue
+                if tag in _tags(section) if tag else is_text(node):
+                    choice = node.value if node.value in groups[group] else "CHOICE"
+                    hint = f"choose in the defaults list: - override /{group}: {choice}"
+                    hint += f"; choices: {', '.join(groups[group])}" if choice == "CHOICE" else ""
+                    problems.append(Problem(where, f"{key} {message}; {hint}", (section,)))
+    return problems
+
+
+def _tags(section: str) -> set[str]:
+    """The names of the fields that tell the choices of a section apart."""
+    declared = [(owner, name) for dotted, owner, name in reflect.walk(Run) if dotted == section]
+    kinds = [member for owner, name in declared for member in reflect.members(reflect.hints(owner)[name])]
+    return {found[0] for kind in kinds if dataclasses.is_dataclass(kind) and (found := reflect.tag(kind))}  # pyright: ignore
 
 
 def _readable(
@@ -133,14 +263,18 @@ def _readable(
     """The choices whose files can be read; the problems of the others join, and values of their groups wait."""
     sound = []
     for word in judged.choices:
-        file = groups[word.key][str(word.parsed.value())]
-        document = read(file, search.name(file))
-        if document.loads:
+        reached = reach(groups[word.key][str(word.parsed.value())], search)
+        if not reached.problems:
             sound.append(word)
             continue
         section = word.key.replace("/", ".")
-        judged.problems.extend(dataclasses.replace(problem, keys=(section,)) for problem in document.problems)
-        judged.values[:] = [value for value in judged.values if not override_words.within(value.key, section)]
+        # What a recipe sets is not known: no rule is asked.
+        about = (section,) if reflect.has(Run, section) else tuple(reflect.hints(Run))
+        judged.problems.extend(dataclasses.replace(problem, keys=about) for problem in reached.problems)
+        waiting = (section, *reached.sections)
+        judged.values[:] = [
+            value for value in judged.values if not any(override_words.within(value.key, part) for part in waiting)
+        ]
     return sound
 
 
@@ -162,40 +296,59 @@ def _hydra_words(
     return [word if word.partition("=")[0] in usual else f"+{word}" for word in choices], values
 
 
-def _judge_hydra_yaml(files: Sequence[tuple[Document, str]], hydra_choices: list[str], problems: list[Problem]) -> None:
-    """Judges the keys below `hydra` of users' files; Hydra itself would stop at the first that it does not have.
+def _judge_merging(files: Sequence[tuple[Document, str]], hydra_choices: list[str], problems: list[Problem]) -> None:
+    """Judges what Hydra would stop at while it merges users' files: keys of its own, lists in a section's place.
 
     Raises:
-        ConfigError: there are such keys, so nothing can be composed.
+        ConfigError: nothing can be composed.
     """
-    written = [line for document, package in files for line in document.lines(package)]
-    written = [(key, where) for key, where in written if key.startswith("hydra.") and not where.startswith("conf/")]
-    if not written:
-        return
-    schema = hydra.compose(PRIMARY, hydra_choices, return_hydra_config=True).hydra
-    wrong = [Problem(where, text) for key, where in written if (text := hydra_settings.judge_key(key, schema))]
+    written = [line for document, package in files for line in document.nodes(package)]
+    written = [line for line in written if not line[1].startswith("conf/")]
+    kinds = {dotted: reflect.hints(section)[name] for dotted, section, name in reflect.walk(Run)}
+    wrong = []
+    for key, where, node in written:
+        kind = kinds.get(key)
+        if isinstance(node, yaml.SequenceNode) and kind and (reflect.is_section(kind) or reflect.entries(kind)):
+            wrong.append(Problem(where, f"{key} is a list, expected {reflect.describe(kind)}"))
+    if about_hydra := [line for line in written if f"{line[0]}.".startswith("hydra.")]:
+        schema = hydra.compose(PRIMARY, hydra_choices, return_hydra_config=True).hydra
+        for key, where, node in about_hydra:
+            value = yaml.SafeLoader("").construct_document(node)
+            unknown = hydra_settings.judge_key(key, schema) if key != "hydra" else None
+            if text := unknown or hydra_settings.judge_value(key, value, schema):
+                wrong.append(Problem(where, text))
     if wrong:
         raise ConfigError([*problems, *wrong])
 
 
 def _converted(
-    config: DictConfig, sources: dict[str, str], sections: Mapping[str, str], problems: list[Problem]
+    config: DictConfig,
+    sources: dict[str, str],
+    sections: Mapping[str, str],
+    problems: list[Problem],
+    skip: Sequence[str],
+    multirun: bool,
 ) -> Composed:
-    """The composed config as a `Run`; what is wrong joins the problems."""
+    """The composed config as a `Run`; what is wrong joins the problems, save with sections that are to be skipped."""
 
     def place(key: str) -> str:
-        here = sources.get(key) or sections.get(key)
-        return here or (place(key.rpartition(".")[0]) if key else f"conf/{PRIMARY}.yaml")
+        key = re.sub(r"\[.*", "", key)  # of an item of a list, that of the list
+        if here := sources.get(key) or sections.get(key):
+            return here
+        below = [where for known, where in sources.items() if known.startswith(f"{key}.")]
+        if key and below:
+            return below[-1]
+        return place(key.rpartition(".")[0]) if key else f"conf/{PRIMARY}.yaml"
 
     unresolved: dict[str, str] = {}
     tree = _resolve(config, "", unresolved)
     problems += [Problem(place(key), f"{key} {message}", (key,)) for key, message in unresolved.items()]
     for pair in EXCLUSIVE:
         _yield_default(tree, pair, sources)
-    run, wrong = convert(Run, tree, place, skip=unresolved)
+    run, wrong = convert(Run, tree, place, skip=[*unresolved, *skip])
     problems += wrong
-    settings = hydra_settings.judge_values(config.hydra, sources, problems)
-    if settings.run_dir is not None:
+    settings = hydra_settings.judge_values(config.hydra, sources, problems, multirun)
+    if settings.run_dir is not None and not multirun:
         if run.run_dir is not None:
             also = sources["hydra.run.dir"]
             problems.append(Problem(place("run_dir"), f"run_dir is given, and hydra.run.dir by {also}; keep one"))
@@ -237,7 +390,7 @@ def _resolve(node: Any, at: str, unresolved: dict[str, str]) -> Any:
     if isinstance(node, ListConfig):
         return [_resolve_at(node, index, f"{at}[{index}]", unresolved) for index in range(len(node))]
     if isinstance(node, DictConfig):
-        keys = [str(key) for key in node if at or key != "hydra"]
+        keys = [key for key in node if isinstance(key, str) and (at or key != "hydra")]  # others are refused already
         return {key: _resolve_at(node, key, f"{at}.{key}" if at else key, unresolved) for key in keys}
     return node
 

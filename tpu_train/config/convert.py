@@ -6,9 +6,10 @@ be asked about everything else.
 """
 
 import dataclasses
+import math
 import re
 import typing
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from tpu_train.config import reflect
@@ -18,11 +19,13 @@ from tpu_train.config.problems import Problem
 NULL_WORDS = ("None", "none")  # Python's null, which YAML reads as a string
 MISSING = "???"  # OmegaConf's mark of a value that the user must give
 _BROKEN: Any = object()
-_NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")  # YAML 1.1 leaves `1e-4` a string
+# YAML 1.1 leaves `1e-4` a string.
+_NUMBER = re.compile(r"[-+]?(\d+(_\d+)*\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+_OFF = ("disabled", "never", "none")  # what choices call what a person calls off
 
 
 def convert(
-    kind: Any, value: Any, place: Callable[[str], str] = lambda key: key, skip: Container[str] = ()
+    kind: Any, value: Any, place: Callable[[str], str] = lambda key: key, skip: Collection[str] = ()
 ) -> tuple[Any, list[Problem]]:
     """Convert a plain value to a type of the schema.
 
@@ -30,13 +33,37 @@ def convert(
         kind: a dataclass of the schema, or the type of one of its fields.
         value: nested mappings, lists and scalars; "???" marks a missing value.
         place: from a dotted key to where its value was set, for the problems.
-        skip: dotted keys whose problem is known already.
+        skip: dotted keys and sections whose problem is known already.
 
     Returns:
         The value and all problems. What a problem names stands in the value as a placeholder of the right type.
     """
     converter = _Converter(place, skip)
     return converter.any(kind, value, ""), converter.problems
+
+
+def judge(root: type, base: Any, key: str, value: Any, place: str) -> list[Problem]:
+    """What is wrong with one value of a key, whatever the others are.
+
+    Args:
+        root: the schema.
+        base: plain values, for the members of unions.
+        key: dotted.
+        value: plain; what refers to other keys is not judged.
+        place: for the problems.
+    """
+    if isinstance(value, str) and "${" in value:
+        return []
+    declared = {dotted: (section, name) for dotted, section, name in reflect.walk(root, base)}
+    converter = _Converter(lambda _: place, ())
+    if key in declared:
+        section, name = declared[key]
+        converter.ruled(reflect.field_of(section, name).metadata["rule"], reflect.hints(section)[name], value, key)
+    elif (parent := key.rpartition(".")[0]) in declared:
+        section, name = declared[parent]
+        if element := reflect.entries(reflect.hints(section)[name]):
+            converter.any(element, value, key)
+    return converter.problems
 
 
 def plain(value: Any) -> Any:
@@ -47,14 +74,18 @@ def plain(value: Any) -> Any:
 
 
 class _Converter:
-    def __init__(self, place: Callable[[str], str], skip: Container[str]) -> None:
+    def __init__(self, place: Callable[[str], str], skip: Collection[str]) -> None:
         self.problems: list[Problem] = []
         self._place = place
         self._skip = skip
 
-    def _refuse(self, kind: Any, key: str, message: str) -> Any:
-        if key not in self._skip:
-            self.problems.append(Problem(self._place(key), message, (key,)))
+    def _skips(self, key: str) -> bool:
+        return any(key == known or key.startswith(f"{known}.") for known in self._skip)
+
+    def _refuse(self, kind: Any, key: str, message: str, about: str | None = None) -> Any:
+        if not self._skips(key):
+            # Of an item of a list, the list is what is not known.
+            self.problems.append(Problem(self._place(key), message, (re.sub(r"\[.*", "", about or key),)))
         return _placeholder(kind)
 
     def _expected(self, kind: Any, value: Any, key: str) -> Any:
@@ -62,7 +93,7 @@ class _Converter:
 
     def any(self, kind: Any, value: Any, key: str) -> Any:
         if isinstance(value, str) and value == MISSING:
-            if key not in self._skip:
+            if not self._skips(key):
                 message = f"{key} is required and has no value; give one with {key}=..."
                 self.problems.append(Problem(self._place(key), message, (key,), missing=True))
             return _placeholder(kind)
@@ -75,7 +106,7 @@ class _Converter:
     def _leaf(self, kind: Any, value: Any, key: str) -> Any:
         member, *others = reflect.members(kind)
         if others:
-            return value if type(value) in (member, *others) else self._expected(kind, value, key)
+            return self._one_of((member, *others), kind, value, key)
         if value in NULL_WORDS and reflect.is_optional(kind):
             return self._expected(kind, value, key)
         if typing.get_origin(member) is tuple:
@@ -84,6 +115,13 @@ class _Converter:
             return self._entries(kind, element, value, key)
         converted = _scalar(member, value)
         return self._expected(kind, value, key) if converted is _BROKEN else converted
+
+    def _one_of(self, members: Sequence[Any], kind: Any, value: Any, key: str) -> Any:
+        if float not in members and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, float) and not math.isfinite(value):
+            return self._refuse(kind, key, f"{key} is {show(value)}, expected a finite number")
+        return value if type(value) in members else self._expected(kind, value, key)
 
     def _tuple(self, kind: Any, member: Any, value: Any, key: str) -> Any:
         if not isinstance(value, Sequence) or isinstance(value, str):
@@ -104,10 +142,11 @@ class _Converter:
             name, by_tag = reflect.tags(kind)
             dotted = f"{key}.{name}" if key else name
             choices = Literal[tuple(by_tag)]
+            message = f"{dotted} is missing, expected {reflect.describe(choices)}"
             if name in value:
-                self.any(choices, value[name], dotted)  # refuses it, with the choices
-            else:
-                self._refuse(choices, dotted, f"{dotted} is missing, expected {reflect.describe(choices)}")
+                given = value[name]
+                message = f"{dotted} is {show(given)}, expected {reflect.describe(choices)}{_hint(choices, given)}"
+            self._refuse(choices, dotted, message, about=key)  # the whole section is not known
             return _placeholder(kind)
         fields = {field.name: field for field in dataclasses.fields(section)}
         for name in value:
@@ -117,15 +156,15 @@ class _Converter:
         for name, inner in reflect.hints(section).items():
             dotted = f"{key}.{name}" if key else name
             if name in value:
-                made[name] = self._ruled(fields[name].metadata["rule"], inner, value[name], dotted)
+                made[name] = self.ruled(fields[name].metadata["rule"], inner, value[name], dotted)
             elif fields[name].default is dataclasses.MISSING:
                 made[name] = self._refuse(inner, dotted, f"{dotted} is missing, expected {reflect.describe(inner)}")
         return section(**made)
 
-    def _ruled(self, rule: Rule | None, kind: Any, value: Any, key: str) -> Any:
+    def ruled(self, rule: Rule | None, kind: Any, value: Any, key: str) -> Any:
         known = len(self.problems)
         converted = self.any(kind, value, key)
-        if rule is None or converted is None or len(self.problems) > known or key in self._skip:
+        if rule is None or converted is None or len(self.problems) > known or self._skips(key):
             return converted
         if not rule.holds(converted):
             return self._refuse(kind, key, f"{key} is {show(value)}, expected {rule.allowed}")
@@ -133,7 +172,13 @@ class _Converter:
 
     def _unknown(self, kind: Any, section: type, name: str, key: str) -> None:
         dotted = f"{key}.{name}" if key else name
-        if dotted not in self._skip:
+        if self._skips(dotted):
+            return
+        if "." in name:
+            nested = ": {".join(name.split("."))
+            message = f"there is no key {name!r}; in YAML dots do not nest, write {nested}: ...{'}' * name.count('.')}"
+            self.problems.append(Problem(self._place(dotted), message, (dotted,)))
+        else:
             self.problems.append(unknown_key(kind, section, dotted, self._place(dotted)))
 
 
@@ -186,7 +231,9 @@ def _hint(kind: Any, value: Any) -> str:
     if reflect.is_optional(kind) and value in NULL_WORDS:
         return "; write null for none"
     if typing.get_origin(member) is Literal and isinstance(value, str):
-        near = reflect.nearest(value, typing.get_args(member))
+        choices = typing.get_args(member)
+        off = next((choice for choice in choices if choice in _OFF), None) if value in ("off", "no", "none") else None
+        near = off or reflect.nearest(value, choices)
         return f"; nearest is {near!r}" if near else ""
     if member is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"; quote it in YAML, or on the command line as \"'{value}'\""
@@ -199,7 +246,7 @@ def _hint(kind: Any, value: Any) -> str:
 
 def _number_hint(text: str) -> str:
     """What to do about a string that YAML 1.1 or a person reads as a number."""
-    if re.fullmatch(r"[-+]?0\d+", text):
+    if re.fullmatch(r"[-+]?0\d+", text, re.ASCII):
         return f"; YAML reads leading zeros as an octal number, write {int(text)}"
     if re.fullmatch(r"\d+(:[0-5]?\d)+", text):
         return "; YAML reads colons as a number of base sixty, write it in decimal"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -47,3 +48,23 @@ def between(low: float, high: float) -> Rule:
 
 
 not_empty = Rule("something that is not empty", bool)
+
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)min)?(?:(\d+)s)?")
+
+
+def duration_seconds(text: str) -> int | None:
+    """Seconds of `1h30min`, `10min`, `90s`; None for what is no duration, and for none at all."""
+    match = _DURATION.fullmatch(text)
+    hours, minutes, seconds = (int(part or 0) for part in (match.groups() if match else ()) or (0, 0, 0))
+    return 3600 * hours + 60 * minutes + seconds or None
+
+
+duration = Rule("a duration such as 90s, 10min or 1h30min", lambda value: duration_seconds(value) is not None)
+steps_or_duration = Rule(
+    "a number of steps of at least 1, or a duration such as 90s, 10min or 1h30min",
+    lambda value: value >= 1 if isinstance(value, int) else duration_seconds(value) is not None,
+)
+step_or_mode = Rule(
+    "auto, never, or a step of at least 0",
+    lambda value: value >= 0 if isinstance(value, int) else value in ("auto", "never"),
+)

@@ -1,7 +1,7 @@
 """What is wrong with a configuration: collected, then reported all at once."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,3 +32,10 @@ class ConfigError(ValueError):
         assert problems
         self.problems = tuple(dict.fromkeys(problems))
         super().__init__("\n".join(str(p) for p in self.problems))
+
+
+def located(problem: Problem, sources: Mapping[str, str]) -> Problem:
+    """A problem whose place is a dotted key, placed where that key was set; the message begins with the key."""
+    key, message = problem.place, problem.message
+    message = message if message.startswith(key) else f"{key}: {message}"
+    return dataclasses.replace(problem, place=sources.get(key, key), message=message)

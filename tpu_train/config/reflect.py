@@ -27,6 +27,11 @@ def field_of(section: type, name: str) -> dataclasses.Field[Any]:
     return next(field for field in dataclasses.fields(section) if field.name == name)
 
 
+def has_default(section: type, name: str) -> bool:
+    """Whether a key may be left out."""
+    return field_of(section, name).default is not dataclasses.MISSING
+
+
 def members(kind: Any) -> tuple[Any, ...]:
     """The alternatives of a type: of a union its members without None, of any other type itself."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
@@ -116,6 +121,9 @@ def has(root: Any, dotted: str) -> bool:
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice most like a word; of dotted keys, one that ends in it comes first."""
     choices = list(choices)
+    if same := [choice for choice in choices if choice.lower() == word.lower()]:
+        return same[0]
+    word = word.lower()
     tails: dict[str, str] = {}
     for choice in choices:
         tails.setdefault(choice.rpartition(".")[2], choice)

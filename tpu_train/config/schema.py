@@ -7,7 +7,17 @@ field is the union of its choices. A key without a default must be set by a YAML
 import dataclasses
 from typing import Literal
 
-from tpu_train.config.fields import above, at_least, between, key, not_empty
+from tpu_train.config.fields import (
+    Rule,
+    above,
+    at_least,
+    between,
+    duration,
+    key,
+    not_empty,
+    step_or_mode,
+    steps_or_duration,
+)
 
 FloatName = Literal["float32", "bfloat16"]
 Scalar = bool | int | float | str
@@ -174,21 +184,64 @@ class WarmupStableDecaySchedule:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StdlibData:
-    """Source files of the running Python's standard library."""
+class DocumentData:
+    """What all data sets of documents have."""
 
-    name: Literal["stdlib"] = key("Data set.")
-    held_out_fraction: float = key("Share of the text kept for validation.", rule=between(0, 1))
+    held_out_fraction: float = key("Share of the documents kept for validation.", rule=between(0, 1))
+    document_mask: bool = key(
+        "Whether documents packed into one sequence do not see each other, and positions begin anew in each."
+    )
+    shuffle: Literal["documents", "blocks", "none"] = key(
+        "What is put into another order in each epoch: documents before they are packed, or packed sequences."
+    )
+    epochs: int | None = key(
+        "Passes over the data that the run may take; null: as many as training.steps needs.", rule=at_least(1)
+    )
+    num_workers: int = key("Processes that tokenize and that load; 0: none.", rule=at_least(0), unit="processes")
+    cache_dir: str | None = key(
+        "Folder that tokenized data is kept in for later runs; null: tpu-train/tokens in the user's cache folder.",
+        rule=not_empty,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextData:
-    """Text files: `.txt` is one document, `.jsonl` one a line."""
+class StdlibData(DocumentData):
+    """Source files of the running Python's standard library."""
+
+    name: Literal["stdlib"] = key("Data set.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextData(DocumentData):
+    """Text files: a `.txt` is one document, `.jsonl` (also `.gz`, `.zst`) and `.parquet` have one a record."""
 
     name: Literal["text"] = key("Data set.")
-    path: str = key("File, folder or glob of .txt and .jsonl files.", rule=not_empty)
-    field: str = key("Name of the text field of .jsonl records.", rule=not_empty)
-    held_out_fraction: float = key("Share of the text kept for validation.", rule=between(0, 1))
+    path: str = key("File, folder or glob, local or of any fsspec URL (gs://...).", rule=not_empty)
+    held_out_path: str | None = key(
+        "Validation data, as path; null: held_out_fraction of the documents of path.", rule=not_empty
+    )
+    field: str = key("Name of the text field of records.", rule=not_empty)
+    on_bad_record: Literal["stop", "skip"] = key(
+        "A record that cannot be read ends the run, or is left out and counted."
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HuggingFaceData(DocumentData):
+    """A data set of the Hugging Face `datasets` library; needs the extra `hf`."""
+
+    name: Literal["hf"] = key("Data set.")
+    dataset: str = key("Name on the hub, or a local data set folder.", rule=not_empty)
+    subset: str | None = key("Configuration of the data set; null: its default.", rule=not_empty)
+    split: str = key("Split to train on.", rule=not_empty)
+    held_out_split: str | None = key(
+        "Split to validate on; null: held_out_fraction of the documents of split.", rule=not_empty
+    )
+    field: str = key("Name of the text field.", rule=not_empty)
+    streaming: bool = key("Read records as they arrive instead of downloading the data set first.")
+    on_bad_record: Literal["stop", "skip"] = key(
+        "A record that cannot be read ends the run, or is left out and counted."
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -196,6 +249,7 @@ class SyntheticData:
     """Uniform random tokens, for measuring speed."""
 
     name: Literal["synthetic"] = key("Data set.")
+    num_workers: int = key("Processes that load; 0: none.", rule=at_least(0), unit="processes")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -238,6 +292,9 @@ class Training:
     on_nan: Literal["stop", "skip"] = key(
         "A step of non-finite loss or gradient ends the run, or is left out and counted."
     )
+    max_time: str | None = key(
+        "Wall time after which the run saves and exits with 75, for instance 2h30min; null: none.", rule=duration
+    )
     inject_inf_at_step: int | None = key(
         "Rehearsal of on_nan: this step's loss is made infinite; null: off.", rule=at_least(1)
     )
@@ -247,7 +304,32 @@ class Training:
 class Validation:
     """Loss on the held-out part."""
 
-    steps: int = key("Held-out text at the end of the run; 0: none.", rule=at_least(0), unit="batches")
+    every: int | None = key("Interval of validation; null: at the end of the run only.", rule=at_least(1), unit="steps")
+    steps: int = key("Held-out text each time; 0: none.", rule=at_least(0), unit="batches")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What is kept of a run, and what it starts from."""
+
+    every: int | str | None = key(
+        "Interval of checkpoints, in steps or as a duration (10min); null: at the end of the run only.",
+        rule=steps_or_duration,
+    )
+    keep_last: int = key("Newest checkpoints that are kept.", rule=at_least(1), unit="checkpoints")
+    keep_every: int | None = key(
+        "Checkpoints of steps that this divides are kept besides; null: none.", rule=at_least(1), unit="steps"
+    )
+    resume: int | str = key(
+        "What a run folder that exists goes on from: auto: its newest checkpoint, a step, or never: refused.",
+        rule=step_or_mode,
+    )
+    init_from: str | None = key(
+        "Weights that a new run starts from: a Hugging Face folder or a run folder; null: random ones.", rule=not_empty
+    )
+    on_error: Literal["continue", "stop"] = key(
+        "A checkpoint that cannot be written is reported and training goes on, or ends the run."
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -300,10 +382,61 @@ class Run:
     schedule: ConstantSchedule | CosineSchedule | LinearSchedule | WarmupStableDecaySchedule = key(
         "Learning rate over steps."
     )
-    data: StdlibData | TextData | SyntheticData = key("The data set.")
+    data: StdlibData | TextData | HuggingFaceData | SyntheticData = key("The data set.")
     tokenizer: BytesTokenizer | FileTokenizer = key("How text becomes tokens.")
     training: Training = key("The loop.")
     validation: Validation = key("Loss on held-out data.")
+    checkpoint: Checkpoint = key("What is kept of a run, and what it starts from.")
     runtime: Runtime = key("Devices.")
     logging: Logging = key("Loggers.")
     run_dir: str | None = key("Folder of the run; null: runs/<date-time>-<model>.", rule=not_empty)
+
+
+# Settings of the commands that are about a run folder; given as words, as those of a run.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateSettings:
+    """Of `tpu-train generate`."""
+
+    run_dir: str = key("Run folder whose weights are sampled from.", rule=not_empty)
+    step: int | None = key("Checkpoint; null: the newest.", rule=at_least(0), default=None)
+    prompt: str | None = key("Text to continue; null with prompts_file, else an empty document.", default=None)
+    prompts_file: str | None = key("Text file of prompts, one a line, run as one batch.", rule=not_empty, default=None)
+    num_samples: int = key("Continuations of each prompt.", rule=at_least(1), unit="samples", default=1)
+    max_tokens: int = key(
+        "Length of a continuation; it ends earlier with its document.", rule=at_least(1), unit="tokens", default=256
+    )
+    temperature: float = key("Divides the logits; 0: always the likeliest token.", rule=at_least(0), default=0.7)
+    top_p: float = key(
+        "Sample from the fewest tokens that together have this probability; 1: from all.",
+        rule=Rule("a number above 0 and up to 1", lambda value: 0 < value <= 1),
+        default=0.9,
+    )
+    seed: int = key("Seed of the sampling.", rule=between(0, 2**31), default=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """Of `tpu-train show checkpoint`."""
+
+    run_dir: str = key("Run folder.", rule=not_empty)
+    step: int | None = key("Checkpoint; null: the newest.", rule=at_least(0), default=None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """Of `tpu-train export`: from a run folder to a Hugging Face folder."""
+
+    run_dir: str = key("Run folder whose weights are written.", rule=not_empty)
+    hf_dir: str = key("Folder to make, with config.json, safetensors and the tokenizer.", rule=not_empty)
+    step: int | None = key("Checkpoint; null: the newest.", rule=at_least(0), default=None)
+    dtype: FloatName | None = key("Dtype to write; null: that of the checkpoint.", default=None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImportSettings:
+    """Of `tpu-train import`: from a Hugging Face folder to a run folder that generates and trains."""
+
+    hf_dir: str = key("Folder with config.json and safetensors.", rule=not_empty)
+    run_dir: str = key("Run folder to make.", rule=not_empty)

@@ -9,12 +9,14 @@ import logging
 import resource
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpu_train.execution.checkpoint_io import restore
 from tpu_train.execution.host_memory import keep_freed_memory
 from tpu_train.graph.capture import Tree, map_leaves
 
@@ -63,6 +65,10 @@ class Runtime:
     def fetch(self, tree: Tree) -> Tree:
         """Copies device leaves to NumPy, waiting for them."""
         return map_leaves(lambda _, leaf: np.asarray(leaf), tree)
+
+    def restore(self, path: Path, specs: Tree) -> Tree:
+        """Reads a checkpoint's arrays to the first device; `specs` has the shape and dtype of each."""
+        return restore(path, specs, self.devices[0])
 
     def zeros_like(self, tree: Tree) -> Tree:
         """Zeros of the leaves' shapes and dtypes, each a buffer of its own."""

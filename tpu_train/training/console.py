@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ def console_logging(verbose: bool | Sequence[str] = False) -> Iterator[None]:
         verbose: loggers to show from DEBUG on, in log.txt too: this package's, or these.
     """
     handler = _StderrHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))
+    handler.setFormatter(_WithoutTraceback("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))
     root = logging.getLogger()
     levels = {"tpu_train": logging.DEBUG if verbose is True else logging.INFO}
     levels |= {} if isinstance(verbose, bool) else dict.fromkeys(verbose, logging.DEBUG)
@@ -28,14 +29,34 @@ def console_logging(verbose: bool | Sequence[str] = False) -> Iterator[None]:
     warned = logging.getLogger("py.warnings")
     warned.addFilter(_to_one_line)
     logging.captureWarnings(True)
+    excepthook, threading.excepthook = threading.excepthook, _log_thread_error
     try:
         yield
     finally:
+        threading.excepthook = excepthook
         logging.captureWarnings(False)
         warned.removeFilter(_to_one_line)
         root.removeHandler(handler)
         for name, level in before.items():
             logging.getLogger(name).setLevel(level)
+
+
+class _WithoutTraceback(logging.Formatter):
+    """Of an error its last line; the traceback is for log.txt."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if not record.exc_info:
+            return super().format(record)
+        short = logging.makeLogRecord({**record.__dict__, "exc_info": None, "exc_text": None})
+        error = record.exc_info[1]
+        return f"{super().format(short)}: {type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _log_thread_error(failure: threading.ExceptHookArgs) -> None:
+    """An error that ends a thread of some library."""
+    if failure.exc_value is not None:
+        trace = (failure.exc_type, failure.exc_value, failure.exc_traceback)
+        log.warning("a thread failed (%s)", failure.thread.name if failure.thread else "gone", exc_info=trace)
 
 
 def _to_one_line(record: logging.LogRecord) -> bool:

@@ -13,6 +13,7 @@ from tpu_train.graph.initialization import capture_initialization
 from tpu_train.graph.step import StepSettings, make_eval_step, make_train_step
 from tpu_train.optim.build import build_optimizer, decay_mask
 from tpu_train.training.build import DTYPES, build_model, build_objective
+from tpu_train.training.weights import WeightSpec
 
 
 class Engine:
@@ -86,6 +87,22 @@ class Engine:
             "frozen": {name: value for name, value in params.items() if name not in trainable},
             "optimizer": {slot: self._runtime.zeros_like(trained) for slot in self._optimizer.slots},
             **self._runtime.put(numbers),
+        }
+
+    def state_spec(self) -> Tree:
+        """Shapes and dtypes of the state, for reading it from disk."""
+        dtype = self._run.precision.param
+        specs = {name: WeightSpec(tuple(p.shape), dtype) for name, p in self.model.named_parameters()}
+        trainable = {name for name, param in self.model.named_parameters() if param.requires_grad}
+        trained = {name: spec for name, spec in specs.items() if name in trainable}
+        buffers = {name: buffer.numpy() for name, buffer in self.model.named_buffers()}
+        return {
+            "params": trained,
+            "frozen": {name: spec for name, spec in specs.items() if name not in trainable},
+            "optimizer": dict.fromkeys(self._optimizer.slots, trained),
+            "buffers": {name: WeightSpec(value.shape, value.dtype.name) for name, value in buffers.items()},
+            **{name: WeightSpec((), "int32") for name in ("seed", "updates", "step")},
+            "halted": WeightSpec((), "bool"),
         }
 
     def step(self, state: Tree, batch: Mapping[str, np.ndarray], lr: float) -> tuple[Tree, Tree]:

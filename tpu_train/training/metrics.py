@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
 
 from tpu_train.objectives.flops import FlopsPerToken
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +38,23 @@ class Speedometer:
 
 
 class MetricsFile:
-    """`metrics.jsonl`: a whole line per record, readable while the run goes on."""
+    """`metrics.jsonl`: a whole line per record, readable while the run goes on, going on where an earlier run ended.
+
+    A disk that is full keeps lines waiting until there is room; what never found room is lost with the process.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("x", encoding="utf-8", buffering=1)
+        self._file = path.open("ab", buffering=0)
+        self._waiting = b""
 
     def write(self, record: dict[str, Any]) -> None:
         """Appends one line. JSON has no NaN or Infinity: such values become null."""
-        self._file.write(json.dumps({name: _finite(value) for name, value in record.items()}, allow_nan=False) + "\n")
+        line = json.dumps({name: _finite(value) for name, value in record.items()}, allow_nan=False) + "\n"
+        self._waiting += line.encode()
+        try:
+            self._waiting = self._waiting[self._file.write(self._waiting) :]
+        except OSError as error:
+            log.warning("metrics.jsonl cannot be written (%s); its lines wait", error.strerror)
 
     def close(self) -> None:
         """Ends the file."""

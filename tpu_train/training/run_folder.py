@@ -1,15 +1,11 @@
-"""The folder of a run: its configuration, log, metrics and weights."""
+"""The folder of a run: its configuration, log, metrics and checkpoints."""
 
 import dataclasses
 import datetime
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-import torch
 import yaml
-from safetensors.torch import save_file
 
 from tpu_train.config.convert import plain
 from tpu_train.config.problems import ConfigError, Problem
@@ -18,32 +14,40 @@ from tpu_train.config.schema import Run
 log = logging.getLogger(__name__)
 
 
-class RunFolder:
-    """A new run folder, made with its `config.yaml` and a `log.txt` that everything logged goes to.
+def folder_of(run: Run, model_name: str) -> Path:
+    """The run folder that a configuration asks for; without `run_dir` one named by the time.
 
     Args:
         run: the configuration.
         model_name: the choice of `model`, part of the default name.
+    """
+    now = datetime.datetime.now().astimezone()
+    return Path(run.run_dir or f"runs/{now:%Y-%m-%d_%H-%M-%S}-{model_name}")
+
+
+class RunFolder:
+    """A run folder, made if it is not there, with a `log.txt` that everything logged goes to.
+
+    Args:
+        path: the folder.
+        run: the configuration, written to `config.yaml`.
 
     Raises:
-        ConfigError: the folder holds a run already, or cannot be made.
+        ConfigError: it cannot be made or written to.
     """
 
-    def __init__(self, run: Run, model_name: str) -> None:
-        now = datetime.datetime.now().astimezone()
-        self.path = Path(run.run_dir or f"runs/{now:%Y-%m-%d_%H-%M-%S}-{model_name}")
-        if self.metrics_path.exists():
-            raise ConfigError(
-                [Problem("run_dir", f"{self.path} holds a run already; choose another folder or move that one away")]
-            )
+    def __init__(self, path: Path, run: Run) -> None:
+        self.path = path
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             text = yaml.safe_dump(plain(dataclasses.replace(run, run_dir=str(self.path))), sort_keys=False)
-            (self.path / "config.yaml").write_text(text, encoding="utf-8")
+            partial = self.path / "config.yaml.partial"
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(self.path / "config.yaml")
+            self._log = _LogFile(self.log_path, encoding="utf-8")
         except OSError as error:
             reason = f"cannot write to {self.path}: {error.strerror}; choose another folder"
             raise ConfigError([Problem("run_dir", reason)]) from error
-        self._log = logging.FileHandler(self.log_path, encoding="utf-8")
         self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(self._log)
 
@@ -62,22 +66,14 @@ class RunFolder:
         trace = (type(error), error, error.__traceback__)
         self._log.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "the run failed", (), trace))
 
-    def save_weights(self, step: int, params: Mapping[str, np.ndarray]) -> Path:
-        """Writes `checkpoints/<step>/model.safetensors`, whole or not at all, and returns its path."""
-        target = self.path / "checkpoints" / str(step) / "model.safetensors"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(".partial")
-        save_file({name: _to_torch(value) for name, value in params.items()}, partial)
-        return partial.replace(target)
-
     def close(self) -> None:
         """Ends the log."""
         logging.getLogger().removeHandler(self._log)
         self._log.close()
 
 
-def _to_torch(array: np.ndarray) -> torch.Tensor:
-    # NumPy has no bfloat16 that torch would take; the bits are the same.
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(np.array(array))
+class _LogFile(logging.FileHandler):
+    """A full disk loses log lines, and nothing else."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass

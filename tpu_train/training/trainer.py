@@ -1,52 +1,43 @@
-"""The loop: batches in, steps started, metrics fetched late and written.
+"""A run from its start to its end: what it begins with, the loop, what it leaves.
 
-Key idea: the host runs one step ahead of the device. A step's metrics are fetched after the next step was started, so
-the device never waits for the host to look at a number.
+Key idea: everything that can be refused is, before the run folder is touched; from then on every end, a failure
+included, leaves a folder that the same command goes on from.
 """
 
 import contextlib
-import dataclasses
 import logging
-import time
-from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 from tpu_train.config.compose import Composed
-from tpu_train.config.problems import ConfigError, Problem
+from tpu_train.config.fields import duration_seconds
+from tpu_train.config.problems import ConfigError, Problem, located
 from tpu_train.config.rules import global_batch_size
 from tpu_train.config.schema import Run
-from tpu_train.data.prefetch import Prefetch
-from tpu_train.data.stream import PackedStream, TokenStream, build_streams
+from tpu_train.data.stream import build_streams
 from tpu_train.data.tokenizers import build_tokenizer
 from tpu_train.execution.runtime import Runtime
 from tpu_train.graph.capture import Tree
-from tpu_train.objectives.flops import flops_per_token
-from tpu_train.optim.schedules import schedule
-from tpu_train.training.console import Reporter, console_logging, reporter
+from tpu_train.training.checkpoints import Checkpoints, remove_leftovers
+from tpu_train.training.console import console_logging, reporter
 from tpu_train.training.engine import Engine
 from tpu_train.training.failures import RunFailed
-from tpu_train.training.loggers import Loggers, build_loggers
-from tpu_train.training.metrics import Speedometer
-from tpu_train.training.run_folder import RunFolder
+from tpu_train.training.initial_weights import initial_weights
+from tpu_train.training.loggers import build_loggers
+from tpu_train.training.loop import Loop, Parts, Streams
+from tpu_train.training.resume import Start, cut_metrics, find_start
+from tpu_train.training.run_folder import RunFolder, folder_of
+from tpu_train.training.stopping import PREEMPTED, Stopper
 
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Started:
-    """A step on its way: what the host knows of it, and its metrics on the device."""
-
-    step: int
-    lr: float
-    data_wait_s: float
-    metrics: Tree
-
-
 def train(composed: Composed) -> int:
-    """Trains as configured.
+    """Trains as configured, or goes on where the run folder's run ended.
 
     Returns:
-        The exit code: 0, or 1 after a non-finite step under `training.on_nan=stop`.
+        The exit code: 0; 1 after a non-finite step under `training.on_nan=stop` or where nothing could be saved; 75
+        after a signal or `training.max_time`, with a checkpoint.
 
     Raises:
         ConfigError: what only opening the data, the devices or the run folder tells; nothing was started.
@@ -54,29 +45,53 @@ def train(composed: Composed) -> int:
     """
     run = composed.run
     with console_logging(composed.hydra.verbose):
-        with _refused_at("runtime"):
-            runtime = Runtime(run.runtime.platform, run.runtime.devices)
-        with _refused_at("data"):
-            data, held_out = _open_data(run)
-        folder = RunFolder(run, composed.choices["model"])
-        try:
-            log.info("run folder: %s", folder.path)
-            return _train_in(folder, run, runtime, data, held_out)
-        except ConfigError:
-            raise
-        except Exception as error:
-            folder.log_traceback(error)
-            raise RunFailed(error, folder.log_path) from error
-        finally:
-            folder.close()
+        path = folder_of(run, composed.choices["model"])
+        checkpoints = Checkpoints(path, run.checkpoint.keep_last, run.checkpoint.keep_every)
+        with _placed(composed):
+            start = find_start(run, path, checkpoints)
+        if start.finished:
+            log.info("%s is finished: it has a checkpoint of step %d", path, start.step)
+            return 0
+        command = composed.command(path)
+        stopper = Stopper(_max_seconds(run), lambda: log.warning("go on with: %s", command))
+        with stopper.listening(), _placed(composed):
+            code = _start(run, path, checkpoints, start, stopper, command)
+        if code == PREEMPTED:
+            log.warning("stopped; go on with: %s", command)
+        return code
 
 
-def _train_in(folder: RunFolder, run: Run, runtime: Runtime, data: TokenStream, held_out: PackedStream | None) -> int:
+def _start(run: Run, path: Path, checkpoints: Checkpoints, start: Start, stopper: Stopper, command: str) -> int:
+    with _refused_at("runtime"):
+        runtime = Runtime(run.runtime.platform, run.runtime.devices)
+    with _refused_at("data"):
+        streams = _open_data(run, start)
+    with _refused_at("checkpoint.init_from"):
+        weights = initial_weights(run) if start.meta is None else None
+    folder = RunFolder(path, run)
+    try:
+        remove_leftovers(checkpoints.folder)
+        cut_metrics(folder.metrics_path, start.step, run.validation.every)
+        checkpoints.set_aside_after(start.step)
+        _log_start(start, folder, command)
+        engine = Engine(run, runtime)
+        state = _state(engine, runtime, start, checkpoints, weights)
+        return _train_in(folder, run, runtime, engine, Parts(state, streams, start, checkpoints, stopper))
+    except ConfigError:
+        raise
+    except Exception as error:
+        folder.log_traceback(error)
+        raise RunFailed(error, folder.log_path) from error
+    finally:
+        folder.close()
+
+
+def _train_in(folder: RunFolder, run: Run, runtime: Runtime, engine: Engine, parts: Parts) -> int:
     loggers = build_loggers(run, folder)
     exit_code = 1
     try:
         with reporter(run.training.steps, run.training.log_every) as progress:
-            exit_code = Trainer(run, runtime, loggers, progress).train(data, held_out, folder)
+            exit_code = Loop(run, runtime, engine, loggers, progress, parts).run()
     except KeyboardInterrupt:
         log.warning("interrupted at step %d", loggers.last_step)
         raise
@@ -85,140 +100,59 @@ def _train_in(folder: RunFolder, run: Run, runtime: Runtime, data: TokenStream, 
     return exit_code
 
 
+def _state(engine: Engine, runtime: Runtime, start: Start, checkpoints: Checkpoints, weights: Tree | None) -> Tree:
+    if start.meta is not None:
+        return runtime.restore(checkpoints.path(start.step), engine.state_spec())
+    return engine.initial_state() if weights is None else engine.state_from(runtime.put(weights))
+
+
+def _log_start(start: Start, folder: RunFolder, command: str) -> None:
+    log.info("run folder: %s; to go on with it: %s", folder.path, command)
+    if start.meta is not None:
+        log.info("going on after step %d", start.step)
+    for change in start.changes:
+        log.warning("changed since the checkpoint: %s", change)
+
+
+@contextlib.contextmanager
+def _placed(composed: Composed) -> Iterator[None]:
+    """Problems of keys are placed where the keys were set."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError([located(problem, composed.sources) for problem in error.problems]) from error
+
+
 @contextlib.contextmanager
 def _refused_at(place: str) -> Iterator[None]:
     """What fails inside is a problem of the configuration: nothing was started."""
     try:
         yield
+    except ConfigError:
+        raise
     except (ValueError, OSError) as error:
         raise ConfigError([Problem(place, str(error))]) from error
 
 
-def _open_data(run: Run) -> tuple[TokenStream, PackedStream | None]:
-    return build_streams(
+def _open_data(run: Run, start: Start) -> Streams:
+    batch_size = global_batch_size(run)
+    training, held_out = build_streams(
         run.data,
         build_tokenizer(run.tokenizer),
         seq_len=run.training.seq_len,
-        batch_size=global_batch_size(run),
+        batch_size=batch_size,
         seed=run.training.seed,
         vocab_size=run.model.vocab_size,
+        steps=run.training.steps if start.meta is None else None,
     )
+    first = 0
+    if start.meta is not None:
+        first = int(start.meta["data_position"])
+        if start.meta["data_fingerprint"] not in (None, training.fingerprint):
+            log.warning("the data or its order changed since the checkpoint; the new data begins at its start")
+            first = 0
+    return Streams(training, held_out, first)
 
 
-class Trainer:
-    """One run of the loop.
-
-    Args:
-        run: the configuration.
-        runtime: the devices.
-        loggers: take each step's metrics line.
-        progress: shows it.
-    """
-
-    def __init__(self, run: Run, runtime: Runtime, loggers: Loggers, progress: Reporter) -> None:
-        self._run = run
-        self._runtime = runtime
-        self._loggers = loggers
-        self._progress = progress
-        self._engine = Engine(run, runtime)
-        self._rate = schedule(run.schedule, run.optimizer.lr, run.training.steps)
-        self._speed = Speedometer(
-            flops_per_token(self._engine.model, run.training.seq_len), runtime.peak_flops(run.precision.compute)
-        )
-        self._batch_size = global_batch_size(run)
-        self._tokens_per_step = self._batch_size * run.training.seq_len
-        self._skipped = 0
-        self._first_start = self._last_finish = 0.0
-
-    def train(self, data: TokenStream, held_out: PackedStream | None, folder: RunFolder) -> int:
-        """Runs every step, then the held-out loss; the last weights are in the run folder either way."""
-        parameters = sum(p.numel() for p in self._engine.model.parameters())
-        log.info("%s parameters, %s tokens a step", f"{parameters:,}", f"{self._tokens_per_step:,}")
-        state = self._engine.initial_state()
-        self._engine.compile_step(state, data.batch(0, self._batch_size))
-        try:
-            state = self._run_steps(state, data)
-        except _Halted as halt:
-            path = folder.save_weights(halt.step - 1, self._weights(halt.state))
-            log.error(
-                "step %d has a non-finite loss or gradient norm and training.on_nan is stop; the weights of step %d "
-                "are in %s. training.on_nan=skip leaves such steps out.",
-                halt.step, halt.step - 1, path,
-            )  # fmt: skip
-            return 1
-        steps = self._run.training.steps
-        if self._skipped:
-            log.warning("%d of %d steps were skipped: non-finite loss or gradient norm", self._skipped, steps)
-        self._validate(state, held_out)
-        log.info("weights: %s", folder.save_weights(steps, self._weights(state)))
-        return 0
-
-    def _weights(self, state: Tree) -> Tree:
-        """All that the model is made of, by full name, on the host."""
-        return self._runtime.fetch({**state["params"], **state["frozen"], **state["buffers"]})
-
-    def _run_steps(self, state: Tree, data: TokenStream) -> Tree:
-        steps = self._run.training.steps
-        started: deque[_Started] = deque()
-        with Prefetch(data.batch(step, self._batch_size) for step in range(steps)) as batches:
-            self._first_start = self._last_finish = time.perf_counter()
-            for step, batch in enumerate(batches, start=1):
-                lr = self._rate(step - 1)
-                state, metrics = self._engine.step(state, batch, lr)
-                started.append(_Started(step, lr, batches.data_wait_s, metrics))
-                if len(started) > 1:
-                    self._finish(started.popleft(), state)
-        while started:
-            self._finish(started.popleft(), state)
-        return state
-
-    def _finish(self, started: _Started, state: Tree) -> None:
-        """Waits for a step's metrics and writes its line."""
-        metrics = self._runtime.fetch(started.metrics)
-        now = time.perf_counter()
-        seconds, self._last_finish = now - self._last_finish, now
-        finite = bool(metrics.pop("finite"))
-        self._skipped += not finite
-        memory = self._runtime.peak_memory()
-        record = {
-            "step": started.step,
-            "loss": float(metrics["loss"]),
-            "lr": started.lr,
-            "grad_norm": float(metrics["grad_norm"]),
-            "tokens": self._tokens_per_step,
-            "step_time_s": seconds,
-            "data_wait_s": started.data_wait_s,
-            **self._speed.rates(self._tokens_per_step, seconds),
-            "peak_memory_bytes": memory.num_bytes,
-            "peak_memory_source": memory.source,
-            "compile_count": self._engine.train_step.compile_count,
-            "skipped_steps": self._skipped,
-            **{name: float(value) for name, value in metrics.items() if name not in ("loss", "grad_norm", "weight")},
-        }
-        self._loggers.write(record)
-        if not finite:
-            if self._run.training.on_nan == "stop":
-                raise _Halted(started.step, state)
-            log.warning("step %d skipped: non-finite loss or gradient norm", started.step)
-        seconds_left = (now - self._first_start) / started.step * (self._run.training.steps - started.step)
-        self._progress.step(record, seconds_left)
-
-    def _validate(self, state: Tree, held_out: PackedStream | None) -> None:
-        if held_out is None or self._run.validation.steps == 0:
-            return
-        total = weight = 0.0
-        for i in range(min(self._run.validation.steps, held_out.num_blocks // self._batch_size)):
-            sums = self._engine.held_out_sums(state, held_out.batch(i, self._batch_size))
-            total, weight = total + sums[0], weight + sums[1]
-        loss = total / weight
-        log.info("held-out loss %.4f nats per token", loss)
-        self._loggers.write({"step": self._run.training.steps, "validation_loss": loss})
-
-
-class _Halted(Exception):
-    """A non-finite step under `on_nan=stop`, with the state, whose weights are those before that step."""
-
-    def __init__(self, step: int, state: Tree) -> None:
-        super().__init__(step)
-        self.step = step
-        self.state = state
+def _max_seconds(run: Run) -> float | None:
+    return None if run.training.max_time is None else duration_seconds(run.training.max_time)

@@ -97,7 +97,7 @@ def test_show_offers_groups_and_keys_as_words_until_it_has_one() -> None:
 def test_a_new_line_offers_every_command_group_and_section() -> None:
     words = offered("")
     assert words[:2] == ["train", "show"]
-    assert {"model=", "kernels/attention=", "recipe=", "training.", "validation.", "run_dir="} < set(words)
+    assert {"model=", "kernels/attention=", "recipe=", "validation=", "training.", "run_dir="} < set(words)
     assert len(set(words)) == len(words)
 
 

@@ -26,7 +26,11 @@ UPDATING = bool(os.environ.get("UPDATE_GOLDEN"))
 GROUPS = SearchPath().groups()
 CHOICES = [(group, choice) for group, choices in GROUPS.items() for choice in choices]
 # What a choice does not run without; relative, so that no machine's paths enter the golden copies.
-NEEDED = {("data", "text"): ["data.path=corpus"], ("tokenizer", "file"): ["tokenizer.path=tokenizer.json"]}
+NEEDED = {
+    ("data", "text"): ["data.path=corpus"],
+    ("data", "hf"): ["data.dataset=corpus"],
+    ("tokenizer", "file"): ["tokenizer.path=tokenizer.json"],
+}
 SAME = "# The default config.\n"
 
 
@@ -106,7 +110,7 @@ def test_every_golden_copy_is_of_a_shipped_choice() -> None:
             orphan.unlink()
         found &= known
     assert found == known
-    assert len(found) == 35
+    assert len(found) == 38
 
 
 def test_a_missing_golden_copy_names_the_command_that_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def test_fish_is_told_help_after_a_tab(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert fish("train", "mod") == ["mode=\tHow PyTorch code becomes XLA programs.", "model=\tThe model."]
     assert fish("training.on_nan=s") == ["training.on_nan=stop", "training.on_nan=skip"]
     assert fish("--show-completion", "z") == ["zsh"]
-    assert [line.split("\t")[0] for line in fish("che")] == ["check"]
+    assert [line.split("\t")[0] for line in fish("chec")] == ["check", "checkpoint="]
     assert {"-h", "--help", "--config-dir", "--json"} <= {line.split("\t")[0] for line in fish("-")}
 
 

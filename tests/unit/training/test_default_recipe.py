@@ -1,8 +1,10 @@
 """`tpu-train` without a word: a small Qwen3 learns Python's standard library, better than counting bytes could."""
 
+import io
 import json
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,8 @@ def default_streams() -> tuple[PackedStream, PackedStream]:
 
 
 def tokens_of(stream: PackedStream) -> np.ndarray:
-    return np.concatenate([stream.sequence(i)[:-1] for i in range(stream.num_blocks)])
+    rows = [stream.sequence(i)["tokens"] for i in range(stream.num_blocks)]
+    return np.concatenate(rows)[: stream.num_tokens]
 
 
 def test_what_counting_bytes_and_pairs_of_bytes_gives() -> None:
@@ -48,3 +51,21 @@ def test_the_default_run_beats_pairs_of_bytes(tmp_path: Path) -> None:
     assert lines[0]["loss"] > 5  # it starts from nothing: ln(320) is 5.77
     assert lines[-1]["validation_loss"] <= 2.2
     assert {line["compile_count"] for line in lines[:-1]} == {1}
+    steps = lines[5:-1]  # without those that fill the queue of batches
+    assert sum(line["data_wait_s"] for line in steps) <= 0.02 * sum(line["step_time_s"] for line in steps)
+    words = ["generate", "run_dir=run", "prompt='def '", "num_samples=20", "--json"]
+    written = subprocess.run([*command[:3], *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert written.returncode == 0, written.stderr
+    texts = [sample["prompt"] + sample["text"] for sample in json.loads(written.stdout)["samples"]]
+    assert len(texts) == 20
+    python = [is_python(line) for text in texts for line in text.splitlines()]
+    assert sum(python) >= 0.8 * len(python)
+
+
+def is_python(line: str) -> bool:
+    """Whether a line by itself is made of Python's tokens."""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(line.strip() + "\n").readline))
+    except (tokenize.TokenError, SyntaxError):
+        return False
+    return all(token.type != tokenize.ERRORTOKEN for token in tokens)

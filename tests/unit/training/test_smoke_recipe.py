@@ -17,4 +17,4 @@ def test_the_smoke_recipe_trains_and_validates(tmp_path: Path) -> None:
     assert [line["step"] for line in steps] == list(range(1, 11))
     assert steps[-1]["loss"] < steps[0]["loss"] - 1
     assert last["validation_loss"] < steps[0]["loss"] - 1
-    assert (tmp_path / "run/checkpoints/10/model.safetensors").is_file()
+    assert (tmp_path / "run/checkpoints/10/files.json").is_file()

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+
+from tpu_train.training.checkpoints import Checkpoints
+from tpu_train.training.saved_run import SavedRun
 
 CONTRACT_FIELDS = {
     "step",
@@ -50,6 +52,11 @@ def metrics_of(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+def weights(run_dir: Path, step: int) -> dict[str, np.ndarray]:
+    source = SavedRun(run_dir).weights(step)
+    return {name: source.load(name) for name in source.specs}
+
+
 def test_a_run_writes_one_line_a_step_with_the_contracts_fields(tmp_path: Path) -> None:
     done = tpu_train(
         "model=llama3_debug", "data=stdlib", "training.steps=20", "validation.steps=1", "run_dir=r1", cwd=tmp_path
@@ -62,7 +69,8 @@ def test_a_run_writes_one_line_a_step_with_the_contracts_fields(tmp_path: Path) 
     assert {line["peak_memory_source"] for line in steps} == {"process_resident"}
     # A fresh model guesses: ln(320) nats; 20 steps of text teach it that bytes are not uniform.
     assert steps[0]["loss"] == pytest.approx(np.log(320), rel=0.02)
-    assert held_out.keys() == {"step", "validation_loss"}
+    assert held_out.keys() == {"step", "validation_loss", "validation_perplexity"}
+    assert held_out["validation_perplexity"] == pytest.approx(np.exp(held_out["validation_loss"]))
     assert held_out["validation_loss"] < 4.5
     for line in steps:
         assert line["tokens_per_s"] == pytest.approx(line["tokens"] / line["step_time_s"])
@@ -72,11 +80,10 @@ def test_a_run_writes_one_line_a_step_with_the_contracts_fields(tmp_path: Path) 
     assert "run_dir: r1" in (tmp_path / "r1" / "config.yaml").read_text()
     assert "held-out loss" in (tmp_path / "r1" / "log.txt").read_text()
     assert list((tmp_path / "r1" / "wandb").glob("offline-run-*"))
-    weights = load_file(tmp_path / "r1" / "checkpoints" / "20" / "model.safetensors")
-    assert "layers.0.attention.query.weight" in weights
+    assert "layers.0.attention.query.weight" in weights(tmp_path / "r1", 20)
     again = tpu_train(*TINY, "run_dir=r1", cwd=tmp_path)
     assert again.returncode == 2
-    assert "run_dir: r1 holds a run already" in again.stderr
+    assert "model.family was 'llama3' and is now 'qwen3', which the weights in r1 do not fit" in again.stderr
     assert len(metrics_of(tmp_path / "r1")) == 21
 
 
@@ -84,14 +91,14 @@ def test_stop_ends_with_the_weights_before_the_bad_step(tmp_path: Path) -> None:
     stopped = tpu_train(*TINY, "training.steps=8", "training.inject_inf_at_step=5", "run_dir=stop", cwd=tmp_path)
     assert stopped.returncode == 1
     assert "step 5 has a non-finite loss or gradient norm" in stopped.stderr
-    assert "the weights of step 4 are in stop/checkpoints/4/model.safetensors" in stopped.stderr
+    assert f"the weights of step 4 are in {tmp_path}/stop/checkpoints/4" in stopped.stderr
     lines = metrics_of(tmp_path / "stop")
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
     assert lines[4]["loss"] is None
     four = tpu_train(*TINY, "training.steps=4", "run_dir=four", cwd=tmp_path)
     assert four.returncode == 0, four.stderr
-    expected = load_file(tmp_path / "four" / "checkpoints" / "4" / "model.safetensors")
-    kept = load_file(tmp_path / "stop" / "checkpoints" / "4" / "model.safetensors")
+    expected, kept = weights(tmp_path / "four", 4), weights(tmp_path / "stop", 4)
+    assert Checkpoints(tmp_path / "stop").steps() == [4]
     assert expected.keys() == kept.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(kept[name], value)
@@ -106,8 +113,7 @@ def test_skip_leaves_the_step_out_counts_it_and_goes_on(tmp_path: Path) -> None:
     assert lines[4]["loss"] is None
     assert all(np.isfinite(line["loss"]) for line in lines if line["step"] != 5)
     assert "1 of 8 steps were skipped" in done.stderr
-    weights = load_file(tmp_path / "skip" / "checkpoints" / "8" / "model.safetensors")
-    assert all(np.isfinite(value).all() for value in weights.values())
+    assert all(np.isfinite(value).all() for value in weights(tmp_path / "skip", 8).values())
 
 
 def test_runs_of_one_seed_are_bitwise_equal_and_seeds_differ(tmp_path: Path) -> None:

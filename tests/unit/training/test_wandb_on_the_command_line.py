@@ -66,7 +66,7 @@ def test_training_neither_waits_nor_fails_nor_loses_records(
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     run = tmp_path / "run"
-    assert ended - (run / "checkpoints" / "6" / "model.safetensors").stat().st_mtime < LIMIT_SECONDS
+    assert ended - (run / "checkpoints" / "6" / "files.json").stat().st_mtime < LIMIT_SECONDS
     assert seconds_between(run / "log.txt", "run folder:", "tokens a step") < LIMIT_SECONDS
     file = offline_file(run)
     rows = history(file)
