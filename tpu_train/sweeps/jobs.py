@@ -109,7 +109,6 @@ class Runner:
         not_started = Outcome(job.number, job.overrides, str(job.folder), "not started", None)
         if self.stopped:
             return not_started
-        _set_aside(job.folder)
         job.folder.mkdir(parents=True, exist_ok=True)
         _say(job, " ".join(job.overrides))
         ended = self._process(job)
@@ -129,7 +128,7 @@ class Runner:
         last = ""
         command = [*_COMMAND, *job.overrides, f"run_dir={quoted(str(job.folder))}", *self._arguments]
         with (
-            (job.folder / "console.txt").open("w", encoding="utf-8") as console,
+            (job.folder / "console.txt").open("a", encoding="utf-8") as console,
             self._started(command, job) as process,
         ):
             if process is None:
@@ -189,14 +188,6 @@ def _outcome(job: Job, code: int, last: str) -> Outcome:
     loss, validation_loss = final_losses(job.folder / "metrics.jsonl")
     error = "" if code == 0 else re.sub(r"^\d\d:\d\d:\d\d [A-Z]+ ", "", last)  # a log line without time and level
     return Outcome(job.number, job.overrides, str(job.folder), status, code, loss, validation_loss, error)
-
-
-def _set_aside(folder: Path) -> None:
-    """Renames the folder of a job that did not finish, so that it can begin anew and nothing is lost."""
-    if not (folder / "metrics.jsonl").exists():
-        return
-    names = (folder.with_name(f"{folder.name}-unfinished-{count}") for count in range(1, sys.maxsize))
-    folder.rename(next(name for name in names if not name.exists()))
 
 
 def _say(job: Job, text: str) -> None:
