@@ -59,6 +59,14 @@ def test_a_run_goes_out_to_transformers_and_comes_back(folder: Path) -> None:
     assert {n: t for n, t in before.items() if n.startswith("params")} == {
         n: t for n, t in after.items() if n.startswith("params")
     }
+    words = [*TINY, "checkpoint.init_from=hf", "optimizer.lr=0", "training.steps=1", "run_dir=begun"]
+    assert tpu_train(*words, cwd=folder).returncode == 0
+    begun = SavedRun(folder / "begun").describe(1)["tensors"]
+    assert all(begun[name] == tensor for name, tensor in after.items() if name.startswith("params"))
+    refused = tpu_train(*words, "model.ffn_dim=32", "run_dir=other", cwd=folder)
+    assert refused.returncode == 2
+    assert "command line 'model.ffn_dim=32': model.ffn_dim is 32" in refused.stderr
+    assert not (folder / "other").exists()
     text = tpu_train("generate", "run_dir=back", "prompt=x", "max_tokens=4", "temperature=0", cwd=folder)
     assert text.returncode == 0, text.stderr
     assert text.stdout.startswith("x")

@@ -121,6 +121,14 @@ def test_maximum_wall_time_ends_the_run(tmp_path: Path, caplog: pytest.LogCaptur
     assert Checkpoints(tmp_path / "r").steps()[-1] == metrics_of(tmp_path / "r")[-1]["step"]
 
 
+def test_checkpoints_by_the_clock(tmp_path: Path) -> None:
+    words = ["training.steps=5000", "checkpoint.every=1s", "checkpoint.keep_last=100"]
+    assert run("run_dir=r", *words) == 0
+    steps = Checkpoints(tmp_path / "r").steps()
+    assert len(steps) >= 2
+    assert steps[-1] == 5000
+
+
 def started(*words: str, cwd: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tpu_train.cli", *words]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=cwd)
