@@ -35,11 +35,12 @@ def write_parquet(folder: Path, name: str, corrupt: bool) -> None:
         ("a.jsonl", b'{"text": 5}\n', "a.jsonl:1: field 'text' is a int, not a string"),
         ("a.jsonl", GOOD + b'{"text": "\xff"}\n', "a.jsonl:2: not UTF-8: byte 0xff"),
         ("a.txt", b"one\ntwo\xff\n", "a.txt:2: not UTF-8: byte 0xff"),
-        ("a.jsonl.gz", gzip.compress(GOOD * 100)[:-20], "a.jsonl.gz"),
+        ("a.jsonl.gz", gzip.compress(GOOD * 100, mtime=0)[:-20], "a.jsonl.gz"),
         ("a.jsonl.zst", zstandard.compress(GOOD * 1000)[:-5], "a.jsonl.zst"),
         ("a.txt", b"short", "tokens to train on, and one batch of 4 sequences of 32 tokens takes"),
         ("a.csv", b"text\n", "no"),
     ],
+    ids=["json", "field", "type", "utf8-jsonl", "utf8-txt", "gzip", "zstd", "small", "nothing"],
 )
 def test_bad_input_is_refused_with_its_place(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
