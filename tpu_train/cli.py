@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 from typer.models import CommandInfo, OptionInfo
@@ -290,16 +290,23 @@ def _output() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except OSError as error:
-        with contextlib.suppress(OSError, ValueError):  # what is still buffered would fail again at the exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up(sys.stdout)
         if not isinstance(error, BrokenPipeError):
             _tell(f"tpu-train: failed: cannot write the output: {error.strerror}")
         raise SystemExit(FAILED) from None
 
 
 def _tell(text: str) -> None:
-    with contextlib.suppress(OSError):  # nowhere is left to say it
+    try:
         print(text, file=sys.stderr, flush=True)  # noqa: T201
+    except OSError:  # nowhere is left to say it
+        _give_up(sys.stderr)
+
+
+def _give_up(stream: TextIO) -> None:
+    """Leads a stream that cannot be written to nowhere: what is still buffered would fail again at the exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _with_command(words: list[str]) -> list[str]:
