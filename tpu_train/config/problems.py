@@ -1,7 +1,8 @@
 """What is wrong with a configuration: collected, then reported all at once."""
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,3 +40,14 @@ def located(problem: Problem, sources: Mapping[str, str]) -> Problem:
     key, message = problem.place, problem.message
     message = message if message.startswith(key) else f"{key}: {message}"
     return dataclasses.replace(problem, place=sources.get(key, key), message=message)
+
+
+@contextlib.contextmanager
+def refused_at(place: str) -> Iterator[None]:
+    """What fails inside is a problem of what the user asked for at a place: nothing was started."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ValueError, OSError) as error:
+        raise ConfigError([Problem(place, str(error))]) from error

@@ -40,6 +40,7 @@ class Checkpoints:
     """
 
     def __init__(self, run_folder: Path, keep_last: int = 1, keep_every: int | None = None) -> None:
+        self.run_folder = run_folder
         self.folder = (run_folder / "checkpoints").absolute()
         self._keep_last, self._keep_every = keep_last, keep_every
         self._writer = CheckpointWriter()
@@ -79,6 +80,22 @@ class Checkpoints:
                 raise CheckpointError(f"{file}: has {file.stat().st_size} bytes, {size} were written")
             if _checksum(file) != checksum:
                 raise CheckpointError(f"{file}: its contents are not what was written")
+
+    def require(self, step: int) -> int:
+        """The step that was asked for.
+
+        Raises:
+            CheckpointError: it is not there, with those that are, or not whole.
+        """
+        steps = self.steps()
+        if step not in steps:
+            there = f"those there are: {', '.join(map(str, steps))}" if steps else "there is none"
+            raise CheckpointError(f"{self.run_folder} has no checkpoint of step {step}; {there}")
+        try:
+            self.check(step)
+        except CheckpointError as error:
+            raise CheckpointError(f"step {step} cannot be used: {error}") from error
+        return step
 
     def newest_whole(self) -> int | None:
         """The newest step whose files agree with their list; what is passed over is logged."""

@@ -1,13 +1,11 @@
 """The commands about a run folder: generate, export, import, show checkpoint."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tpu_train.config.compose import compose
-from tpu_train.config.problems import ConfigError, Problem
+from tpu_train.config.problems import ConfigError, Problem, refused_at
 from tpu_train.config.schema import (
     CheckpointSettings,
     ExportSettings,
@@ -55,9 +53,9 @@ def generate(settings: GenerateSettings) -> tuple[dict[str, Any], str]:
     """
     saved, step = _open_run(settings.run_dir, settings.step)
     run = saved.run
-    with _refused_at("prompts_file"):
+    with refused_at("prompts_file"):
         prompts = read_prompts(settings)
-    with console_logging(), _refused_at("run_dir"):
+    with console_logging(), refused_at("run_dir"):
         runtime = Runtime(run.runtime.platform)
         source = saved.weights(step)
         params = {name: runtime.put(source.load(name)) for name in source.specs}
@@ -92,7 +90,7 @@ def export(settings: ExportSettings) -> dict[str, Any]:
     tokenizer = Path(run.tokenizer.path).expanduser() if isinstance(run.tokenizer, FileTokenizer) else None
     eos_ids = () if tokenizer else (build_tokenizer(run.tokenizer).eos_id,)
     target = Path(settings.hf_dir).expanduser()
-    with _refused_at("hf_dir"):
+    with refused_at("hf_dir"):
         write_folder(target, run.model, saved.weights(step), settings.dtype, tokenizer, eos_ids=eos_ids)
     return {"step": step, "hf_dir": str(target)}
 
@@ -104,7 +102,7 @@ def import_(settings: ImportSettings) -> dict[str, Any]:
         ConfigError: the folder cannot be read, or the run folder holds a run already.
     """
     target = Path(settings.run_dir).expanduser()
-    with _refused_at("hf_dir"):
+    with refused_at("hf_dir"):
         folder = read_folder(Path(settings.hf_dir).expanduser())
     if (target / "config.yaml").exists():
         raise ConfigError([Problem("run_dir", f"{target} holds a run already; choose another folder")])
@@ -134,17 +132,6 @@ def _open_run(run_dir: str, step: int | None) -> tuple[SavedRun, int]:
     Raises:
         ConfigError: either is not there.
     """
-    with _refused_at("run_dir"):
+    with refused_at("run_dir"):
         saved = SavedRun(Path(run_dir).expanduser())
         return saved, saved.step(step)
-
-
-@contextlib.contextmanager
-def _refused_at(place: str) -> Iterator[None]:
-    """What fails inside is a problem of the words: nothing was done."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except (ValueError, OSError) as error:
-        raise ConfigError([Problem(place, str(error))]) from error

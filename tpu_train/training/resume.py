@@ -16,9 +16,9 @@ import yaml
 
 from tpu_train.config.convert import plain, show
 from tpu_train.config.overrides import within
-from tpu_train.config.problems import ConfigError, Problem
+from tpu_train.config.problems import ConfigError, Problem, refused_at
 from tpu_train.config.schema import Run
-from tpu_train.training.checkpoints import CheckpointError, Checkpoints
+from tpu_train.training.checkpoints import Checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,8 @@ def find_start(run: Run, folder: Path, checkpoints: Checkpoints) -> Start:
         reason = f"{folder} holds a run already and checkpoint.resume is never; choose another folder"
         raise ConfigError([Problem("run_dir", reason)])
     if isinstance(wanted, int):
-        step = _requested(wanted, folder, checkpoints)
+        with refused_at("checkpoint.resume"):
+            step = checkpoints.require(wanted)
     else:
         step = checkpoints.newest_whole() if before else None
     if step is None:
@@ -80,19 +81,6 @@ def find_start(run: Run, folder: Path, checkpoints: Checkpoints) -> Start:
     meta = checkpoints.meta(step)
     changes = _changes(meta["config"], run, folder)
     return Start(step, meta, finished=step >= run.training.steps, changes=changes)
-
-
-def _requested(step: int, folder: Path, checkpoints: Checkpoints) -> int:
-    steps = checkpoints.steps()
-    if step not in steps:
-        there = f"those there are: {', '.join(map(str, steps))}" if steps else "there is none"
-        reason = f"{folder} has no checkpoint of step {step}; {there}"
-        raise ConfigError([Problem("checkpoint.resume", reason)])
-    try:
-        checkpoints.check(step)
-    except CheckpointError as error:
-        raise ConfigError([Problem("checkpoint.resume", f"step {step} cannot be used: {error}")]) from error
-    return step
 
 
 def _saved_config(folder: Path) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from tpu_train.config.convert import convert, plain
 from tpu_train.config.problems import ConfigError, Problem
 from tpu_train.config.schema import Llama3Model, Qwen3Model, Run
 from tpu_train.execution.checkpoint_io import read_array, saved_specs
-from tpu_train.training.checkpoints import CheckpointError, Checkpoints
+from tpu_train.training.checkpoints import Checkpoints
 from tpu_train.training.weights import WeightSource, WeightSpec
 
 _WEIGHTS = ("params", "frozen")
@@ -59,17 +59,7 @@ class SavedRun:
         Raises:
             ValueError: it is not.
         """
-        if wanted is None:
-            return self.newest()
-        steps = self.checkpoints.steps()
-        if wanted not in steps:
-            there = f"those there are: {', '.join(map(str, steps))}" if steps else "there is none"
-            raise ValueError(f"{self.folder} has no checkpoint of step {wanted}; {there}")
-        try:
-            self.checkpoints.check(wanted)
-        except CheckpointError as error:
-            raise ValueError(f"step {wanted} cannot be used: {error}") from error
-        return wanted
+        return self.newest() if wanted is None else self.checkpoints.require(wanted)
 
     def weights(self, step: int) -> WeightSource:
         """The model's weights at a step, by name."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tpu_train.config.compose import Composed
 from tpu_train.config.fields import duration_seconds
-from tpu_train.config.problems import ConfigError, Problem, located
+from tpu_train.config.problems import ConfigError, located, refused_at
 from tpu_train.config.rules import global_batch_size
 from tpu_train.config.schema import Run
 from tpu_train.data.stream import build_streams
@@ -62,11 +62,11 @@ def train(composed: Composed) -> int:
 
 
 def _start(run: Run, path: Path, checkpoints: Checkpoints, start: Start, stopper: Stopper, command: str) -> int:
-    with _refused_at("runtime"):
+    with refused_at("runtime"):
         runtime = Runtime(run.runtime.platform, run.runtime.devices)
-    with _refused_at("data"):
+    with refused_at("data"):
         streams = _open_data(run, start)
-    with _refused_at("checkpoint.init_from"):
+    with refused_at("checkpoint.init_from"):
         weights = initial_weights(run) if start.meta is None else None
     folder = RunFolder(path, run)
     try:
@@ -121,17 +121,6 @@ def _placed(composed: Composed) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError([located(problem, composed.sources) for problem in error.problems]) from error
-
-
-@contextlib.contextmanager
-def _refused_at(place: str) -> Iterator[None]:
-    """What fails inside is a problem of the configuration: nothing was started."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except (ValueError, OSError) as error:
-        raise ConfigError([Problem(place, str(error))]) from error
 
 
 def _open_data(run: Run, start: Start) -> Streams:
