@@ -47,6 +47,7 @@ def between(low: float, high: float) -> Rule:
     return Rule(f"a number from {low} up to, not including, {high}", lambda value: low <= value < high)
 
 
+axis_size = Rule("-1 or a number of at least 1", lambda value: value == -1 or value >= 1)
 not_empty = Rule("something that is not empty", bool)
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)min)?(?:(\d+)s)?")

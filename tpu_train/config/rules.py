@@ -10,12 +10,17 @@ EXCLUSIVE = (("training.batch_per_device", "training.global_batch_size"),)
 DECAY_KINDS = ("norm", "bias", "embedding")
 
 
-def global_batch_size(run: Run) -> int:
-    """Sequences per step over all devices."""
+def num_cpu_devices(run: Run) -> int:
+    """Devices on the CPU, of all processes."""
+    return run.runtime.devices * (run.runtime.num_processes or 1)
+
+
+def global_batch_size(run: Run, num_devices: int | None = None) -> int:
+    """Sequences per step over all devices; their number defaults to that on the CPU."""
     if run.training.global_batch_size is not None:
         return run.training.global_batch_size
     assert run.training.batch_per_device is not None
-    return run.training.batch_per_device * run.runtime.devices
+    return run.training.batch_per_device * (num_cpu_devices(run) if num_devices is None else num_devices)
 
 
 def rules(run: Run) -> list[Problem]:
@@ -23,7 +28,7 @@ def rules(run: Run) -> list[Problem]:
 
     Each problem's place is the dotted key to change, its keys are the others that the rule compared.
     """
-    return [*_batch(run), *_model(run), *_schedule(run), *_devices(run)]
+    return [*_batch(run), *_model(run), *_schedule(run), *_devices(run), *_processes(run)]
 
 
 def _batch(run: Run) -> Iterator[Problem]:
@@ -96,3 +101,37 @@ def _devices(run: Run) -> Iterator[Problem]:
     if run.parallelism.name == "single" and run.runtime.devices != 1:
         message = f"runtime.devices is {run.runtime.devices}, but parallelism=single uses one"
         yield Problem("runtime.devices", message, ("parallelism",))
+
+
+def _processes(run: Run) -> Iterator[Problem]:
+    runtime = run.runtime
+    values = {
+        "runtime.coordinator": runtime.coordinator,
+        "runtime.num_processes": runtime.num_processes,
+        "runtime.process_id": runtime.process_id,
+    }
+    keys = tuple(values)
+    given = [key for key, value in values.items() if value is not None]
+    missing = [key for key in keys if key not in given]
+    if given and missing:
+        yield Problem(
+            given[0],
+            f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} set and {' and '.join(missing)} not; set all "
+            "three, or none for what the environment says",
+            keys,
+        )
+    if runtime.coordinator is not None and not _is_address(runtime.coordinator):
+        message = f"runtime.coordinator is {runtime.coordinator!r}; allowed is host:port, for instance 10.0.0.1:8482"
+        yield Problem("runtime.coordinator", message)
+    if runtime.process_id is not None and runtime.process_id >= (runtime.num_processes or runtime.process_id + 1):
+        yield Problem(
+            "runtime.process_id",
+            f"runtime.process_id is {runtime.process_id}; allowed are 0 to {(runtime.num_processes or 1) - 1}, as "
+            f"runtime.num_processes is {runtime.num_processes}",
+            ("runtime.num_processes",),
+        )
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 2**16

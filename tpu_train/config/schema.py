@@ -11,6 +11,7 @@ from tpu_train.config.fields import (
     Rule,
     above,
     at_least,
+    axis_size,
     between,
     duration,
     key,
@@ -79,6 +80,61 @@ class SingleParallelism:
     """One device."""
 
     name: Literal["single"] = key("Parallelism.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshParallelism:
+    """Devices as a mesh with the axes replica, fsdp and tensor; one of their sizes may be -1: what the others leave."""
+
+    replica: int | None = key(
+        "Copies of the sharded model, whose gradients are summed; null: one for each slice, or 2 where there is one.",
+        rule=axis_size,
+        unit="devices",
+    )
+    fsdp: int = key("Devices that each parameter and its optimizer state are split over.", rule=axis_size)
+    tensor: int = key("Devices that each matrix product is split over.", rule=axis_size)
+    reshard_after_forward: bool = key(
+        "Whether weights are gathered anew for the backward, or kept from the forward; ignored where fsdp is 1."
+    )
+    reduce: FloatName = key("Dtype in which gradients are summed over devices.")
+    replicate_below: int = key(
+        "Parameters of fewer elements are not split over fsdp.", rule=at_least(0), unit="elements"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DdpParallelism(MeshParallelism):
+    """Data parallel: the whole model on each device."""
+
+    name: Literal["ddp"] = key("Parallelism.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FsdpParallelism(MeshParallelism):
+    """Fully sharded data parallel (ZeRO-3): each device has a part of every parameter."""
+
+    name: Literal["fsdp"] = key("Parallelism.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fsdp2dParallelism(MeshParallelism):
+    """Hybrid sharding (HSDP): sharded inside a slice, replicated over slices."""
+
+    name: Literal["fsdp_2d"] = key("Parallelism.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TpParallelism(MeshParallelism):
+    """Tensor parallel with sequence-parallel norms."""
+
+    name: Literal["tp"] = key("Parallelism.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FsdpTpParallelism(MeshParallelism):
+    """Fully sharded data parallel over groups of tensor-parallel devices."""
+
+    name: Literal["fsdp_tp"] = key("Parallelism.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -337,7 +393,21 @@ class Runtime:
     """Devices."""
 
     platform: Literal["auto", "cpu", "tpu", "gpu"] = key("Platform of the devices; auto is JAX's own choice.")
-    devices: int = key("Virtual devices on the CPU; ignored on other platforms.", rule=at_least(1), unit="devices")
+    devices: int = key(
+        "Virtual devices of one process on the CPU; ignored on other platforms.", rule=at_least(1), unit="devices"
+    )
+    coordinator: str | None = key(
+        "host:port of process 0 where several processes train together; null: from the environment (SLURM, GKE, Cloud "
+        "TPU), which on a single host says none.",
+        rule=not_empty,
+        default=None,
+    )
+    num_processes: int | None = key(
+        "Processes that train together; null: as coordinator.", rule=at_least(1), unit="processes", default=None
+    )
+    process_id: int | None = key(
+        "Number of this process, from 0 on; null: as coordinator.", rule=at_least(0), default=None
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -374,7 +444,9 @@ class Run:
 
     model: Llama3Model | Qwen3Model = key("The model.")
     objective: CausalLmObjective = key("What is minimized.")
-    parallelism: SingleParallelism = key("How the model is laid over devices.")
+    parallelism: (
+        SingleParallelism | DdpParallelism | FsdpParallelism | Fsdp2dParallelism | TpParallelism | FsdpTpParallelism
+    ) = key("How the model is laid over devices.")
     kernels: Kernels = key("Which implementation computes an op of the model.")
     mode: GraphMode = key("How PyTorch code becomes XLA programs.")
     precision: Precision = key("Number formats.")

@@ -5,7 +5,7 @@ background; the folder gets its name only when it is whole.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,20 +65,20 @@ def saved_specs(path: Path) -> dict[str, Any]:
     return dict(reader.metadata(path / _STATE).item_metadata.tree)
 
 
-def restore(path: Path, specs: Tree, device: Any) -> Tree:
-    """The state of a checkpoint, on a device.
+def restore(path: Path, specs: Tree, sharding_of: Callable[[str], Any]) -> Tree:
+    """The state of a checkpoint, on devices, whatever mesh it was saved from.
 
     Args:
         path: absolute.
-        specs: what is read: leaves with `shape` and `dtype`; other parts of the checkpoint are left alone.
-        device: of the arrays.
+        specs: what is read: leaves with `shape` and `dtype`; other parts of the checkpoint are left alone. Arrays are
+            cut, or padded with zeros, to these shapes: a mesh pads what it does not divide.
+        sharding_of: dotted name of a leaf to the sharding it gets.
     """
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    return _read(path, map_leaves(lambda _, spec: _struct(spec, sharding), specs), None)
+    return _read(path, map_leaves(lambda name, spec: _struct(spec, sharding_of(name)), specs), None)
 
 
 def read_array(path: Path, names: tuple[str, ...], spec: Any) -> np.ndarray:
-    """One array of a checkpoint, on the host.
+    """One array of a checkpoint, on the host; cut to the shape of `spec` where a mesh padded it.
 
     Args:
         path: absolute.
@@ -91,7 +91,7 @@ def read_array(path: Path, names: tuple[str, ...], spec: Any) -> np.ndarray:
     found: Any = _read(path, tree, np.ndarray)
     for name in names:
         found = found[name]
-    return found
+    return found[tuple(slice(size) for size in spec.shape)]
 
 
 def _struct(spec: Any, sharding: Any) -> jax.ShapeDtypeStruct:
@@ -100,10 +100,15 @@ def _struct(spec: Any, sharding: Any) -> jax.ShapeDtypeStruct:
 
 def _read(path: Path, structs: Any, kind: Any) -> Any:
     orbax = _orbax()
-    if kind is None:
-        how = orbax.checkpoint_utils.construct_restore_args(structs)
-    else:
-        how = jax.tree.map(lambda struct: orbax.RestoreArgs(restore_type=kind, dtype=struct.dtype), structs)
+
+    def argument(struct: jax.ShapeDtypeStruct) -> Any:
+        if kind is not None:
+            return orbax.RestoreArgs(restore_type=kind, dtype=struct.dtype)
+        return orbax.ArrayRestoreArgs(
+            sharding=struct.sharding, global_shape=struct.shape, dtype=struct.dtype, strict=False
+        )
+
+    how = jax.tree.map(argument, structs)
     reader = orbax.Checkpointer(orbax.CompositeCheckpointHandler())
     arguments = orbax.args.PyTreeRestore(structs, restore_args=how, partial_restore=True)
     return reader.restore(path, args=orbax.args.Composite(state=arguments))[_STATE]
@@ -111,7 +116,7 @@ def _read(path: Path, structs: Any, kind: Any) -> Any:
 
 def _snapshot(state: Tree) -> Tree:
     """The state in buffers that no later step is given: on the CPU Orbax reads arrays where they are."""
-    return map_leaves(lambda _, leaf: jnp.copy(leaf) if leaf.devices().pop().platform == "cpu" else leaf, state)
+    return map_leaves(lambda _, leaf: jnp.copy(leaf) if next(iter(leaf.devices())).platform == "cpu" else leaf, state)
 
 
 def _orbax() -> Any:

@@ -1,7 +1,9 @@
 """A function of PyTorch code that runs as one XLA program, captured and compiled once per shape.
 
 Key idea: a call looks at its inputs' shapes; new ones are captured, lowered and compiled, and when that happens again
-the log names the input that changed. Any function over the state takes this path: train, evaluate, initialize.
+the log names the input that changed. Any function over the state takes this path: train, evaluate, initialize. On a
+mesh what is captured is one device's part, and `shard_map` runs it on all; an initialization is captured whole, and the
+compiler gives each device its part.
 """
 
 import dataclasses
@@ -13,12 +15,13 @@ from typing import Any
 import jax
 from jax import Array
 
-from tpu_train.execution.runtime import leaf_spec
+from tpu_train.execution.placement import Placement
 from tpu_train.graph.capture import CapturedProgram, TensorSpec, Tree, map_leaves, named_leaves
 from tpu_train.lowering import context
 from tpu_train.lowering.context import MatmulPrecision
 from tpu_train.lowering.dtypes import torch_dtype
 from tpu_train.lowering.interpreter import needs_64_bit, to_jax
+from tpu_train.sharding.layout import local_shape
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,8 @@ class Program:
         name: for the log.
         capture: `capture(inputs)` of a tree of `TensorSpec` gives the captured function.
         lowering: how the graph becomes a JAX function.
+        placement: devices, and where inputs and outputs lie on them; None: JAX's first device.
+        whole: the captured function is of whole arrays, not of one device's part.
         donated: names of the inputs whose buffers the outputs take over; they are gone after a call.
         key_inputs: dotted names of 0-d integer inputs that the key of random draws is made of: the seed, then what is
             folded into it; empty where nothing draws.
@@ -56,6 +61,8 @@ class Program:
         capture: Callable[[Mapping[str, Tree]], CapturedProgram],
         lowering: LoweringOptions = LoweringOptions(),
         *,
+        placement: Placement | None = None,
+        whole: bool = False,
         donated: Sequence[str] = (),
         key_inputs: Sequence[str] = (),
     ) -> None:
@@ -64,6 +71,8 @@ class Program:
         self._donated = tuple(donated)
         self._key_inputs = tuple(key_inputs)
         self._lowering = lowering
+        self.placement = Placement(tuple(jax.devices()[:1])) if placement is None else placement
+        self._whole = whole
         self._compiled: dict[Signature, Any] = {}
         self._last: Signature = ()
         self._donated_signature: Signature = ()
@@ -100,14 +109,35 @@ class Program:
         return self._compiled[signature]
 
     def capture(self, **inputs: Tree) -> CapturedProgram:
-        """The captured graph for these inputs' shapes."""
-        return self._capture(map_leaves(lambda _, x: TensorSpec(tuple(x.shape), torch_dtype(x.dtype)), inputs))
+        """The captured graph for these inputs' shapes: on a mesh, of one device's part of them."""
+        return self._capture(map_leaves(self._spec, inputs))
 
     def lower(self, **inputs: Tree) -> Any:
         """The `jax.stages.Lowered` for these inputs' shapes: StableHLO, not yet compiled."""
         captured = self.capture(**inputs)
         with jax.enable_x64(needs_64_bit(captured.graph)):
-            return jax.jit(self._as_jax(captured), donate_argnums=0).lower(*self._split(inputs))
+            return self._jit(captured, inputs).lower(*self._split(inputs))
+
+    def _spec(self, name: str, leaf: Any) -> TensorSpec:
+        shape = tuple(leaf.shape)
+        if not self._whole and self.placement.shape.size > 1:
+            axes = self.placement.axes_of(name)
+            shape = local_shape(shape, (*axes, *((),) * (len(shape) - len(axes))), self.placement.shape)
+        return TensorSpec(shape, torch_dtype(leaf.dtype))
+
+    def _jit(self, captured: CapturedProgram, inputs: Mapping[str, Tree]) -> Any:
+        function = self._as_jax(captured)
+        placement = self.placement
+        if placement.shape.size == 1:
+            return jax.jit(function, donate_argnums=0)
+        if self._whole:
+            return jax.jit(function, donate_argnums=0, out_shardings=placement.shardings(captured.outputs))
+        specs = map_leaves(lambda name, _: placement.spec(name), dict(inputs))
+        outputs = map_leaves(lambda name, _: placement.spec(name), captured.outputs)
+        parts = jax.shard_map(
+            function, mesh=placement.mesh, in_specs=self._split(specs), out_specs=outputs, check_vma=False
+        )
+        return jax.jit(parts, donate_argnums=0)
 
     def _split(self, inputs: Mapping[str, Tree]) -> tuple[Mapping[str, Tree], Mapping[str, Tree]]:
         """The donated and the other inputs."""
@@ -140,6 +170,11 @@ def _fold_key(numbers: Sequence[Array]) -> Array | None:
 
 def _signature(tree: Tree) -> Signature:
     return tuple((name, leaf_spec(leaf)) for name, leaf in named_leaves(tree))
+
+
+def leaf_spec(leaf: Any) -> str:
+    """`dtype[shape]` of an array, for messages."""
+    return f"{leaf.dtype}{list(leaf.shape)}"
 
 
 def describe_change(before: Signature, after: Signature) -> str:

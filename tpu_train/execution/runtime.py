@@ -4,21 +4,24 @@ Key idea: the loop, the checkpoints and the tools hold a `Runtime` and opaque ar
 can stand beside this one.
 """
 
+import contextlib
 import dataclasses
 import logging
 import resource
 import statistics
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_train.execution.checkpoint_io import restore
 from tpu_train.execution.host_memory import keep_freed_memory
+from tpu_train.execution.placement import AxesOf, Placement, num_chips, num_slices, order_devices
 from tpu_train.graph.capture import Tree, map_leaves
+from tpu_train.sharding.mesh import MeshShape
+from tpu_train.sharding.rules import has_accelerator
 
 log = logging.getLogger(__name__)
 
@@ -35,48 +38,67 @@ class PeakMemory:
 
 
 class Runtime:
-    """Devices of one platform.
+    """Devices of one platform, of all processes.
 
     Args:
         platform: "cpu", "tpu", "gpu", or "auto" for JAX's own choice.
-        devices: virtual devices on the CPU.
+        devices: virtual devices on the CPU, of this process.
 
     Raises:
-        ValueError: a platform that is not there.
+        ValueError: a platform that is not there, or a number of CPU devices that this process can no longer have.
     """
 
     def __init__(self, platform: str = "auto", devices: int = 1) -> None:
         keep_freed_memory()  # before JAX starts its threads
+        if platform == "auto" and not has_accelerator():
+            platform = "cpu"  # an installed libtpu would look for its chips for minutes
         if platform != "auto":
             jax.config.update("jax_platforms", {"gpu": "cuda,rocm"}.get(platform, platform))
         if devices != 1:
-            jax.config.update("jax_num_cpu_devices", devices)
+            # A process whose JAX has started keeps the number it started with.
+            with contextlib.suppress(RuntimeError):
+                jax.config.update("jax_num_cpu_devices", devices)
         try:
-            self.devices = jax.local_devices(backend=None if platform == "auto" else platform)
+            found = jax.devices(None if platform == "auto" else platform)
         except RuntimeError as error:
             raise ValueError(f"runtime.platform={platform}: {str(error).splitlines()[0]}") from error
-        self.platform = self.devices[0].platform
+        self.platform = found[0].platform
+        self.devices = tuple(found)
+        if self.platform == "cpu":
+            self.devices = _first_of_each_process(found, devices)
         self.device_kind = self.devices[0].device_kind
+        self.num_slices = num_slices(self.devices)
+        self._home = next(device for device in self.devices if device.process_index == jax.process_index())
+
+    def placement(self, shape: MeshShape, axes_of: AxesOf) -> Placement:
+        """Lays a mesh over the devices.
+
+        Raises:
+            ValueError: its axes do not fit the slices.
+        """
+        if shape.size == 1:
+            return Placement((self._home,))
+        return Placement(order_devices(self.devices, shape), shape, axes_of)
+
+    def num_chips(self, placement: Placement) -> int:
+        """Chips that a mesh is laid over."""
+        return num_chips(placement.devices)
 
     def put(self, tree: Tree) -> Tree:
-        """Copies NumPy leaves to the first device; 64-bit integers become 32-bit."""
-        return jax.device_put(map_leaves(lambda _, leaf: np.asarray(leaf), tree), self.devices[0])
+        """Copies NumPy leaves to this process's first device; 64-bit integers become 32-bit."""
+        return jax.device_put(map_leaves(lambda _, leaf: np.asarray(leaf), tree), self._home)
 
     def fetch(self, tree: Tree) -> Tree:
         """Copies device leaves to NumPy, waiting for them."""
         return map_leaves(lambda _, leaf: np.asarray(leaf), tree)
 
-    def restore(self, path: Path, specs: Tree) -> Tree:
-        """Reads a checkpoint's arrays to the first device; `specs` has the shape and dtype of each."""
-        return restore(path, specs, self.devices[0])
-
     def zeros_like(self, tree: Tree) -> Tree:
-        """Zeros of the leaves' shapes and dtypes, each a buffer of its own."""
-        return map_leaves(lambda _, leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
+        """Zeros of the leaves' shapes, dtypes and places, each a buffer of its own."""
+        return map_leaves(lambda _, leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), tree)
 
     def peak_memory(self) -> PeakMemory:
         """The device allocator's peak; on CPU, which has none, the process's peak resident size."""
-        stats = self.devices[0].memory_stats()
+        stats = self._home.memory_stats()
         if stats is not None:
             return PeakMemory(int(stats["peak_bytes_in_use"]), "device_allocator")
         kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kilobytes on Linux (getrusage(2))
@@ -85,12 +107,15 @@ class Runtime:
     def peak_flops(self, dtype: str) -> float:
         """Peak FLOP/s of one chip: the published figure on TPU, a measured matmul elsewhere.
 
+        Virtual devices share a CPU, so each has a part of what the matmul reaches.
+
         Args:
             dtype: "float32" or "bfloat16", the operands of the measured matmul.
         """
         if self.device_kind in _PEAK_TFLOPS:
             return _PEAK_TFLOPS[self.device_kind] * 1e12
-        return _measure_matmul_flops(dtype)
+        shared = sum(device.process_index == self._home.process_index for device in self.devices)
+        return _measure_matmul_flops(dtype) / (shared if self.platform == "cpu" else 1)
 
 
 def _measure_matmul_flops(dtype: str, size: int = 1024, repeats: int = 7) -> float:
@@ -107,6 +132,16 @@ def _measure_matmul_flops(dtype: str, size: int = 1024, repeats: int = 7) -> flo
     return 2 * size**3 / min(seconds)
 
 
-def leaf_spec(leaf: Any) -> str:
-    """`dtype[shape]` of an array, for messages."""
-    return f"{leaf.dtype}{list(leaf.shape)}"
+def _first_of_each_process(devices: Sequence[Any], count: int) -> tuple[Any, ...]:
+    """The first `count` devices of each process.
+
+    Raises:
+        ValueError: JAX has started with fewer.
+    """
+    by_process: dict[int, list[Any]] = {}
+    for device in devices:
+        by_process.setdefault(device.process_index, []).append(device)
+    for process, own in by_process.items():
+        if len(own) < count:
+            raise ValueError(f"runtime.devices={count}: process {process} has started JAX with {len(own)} CPU devices")
+    return tuple(device for own in by_process.values() for device in own[:count])

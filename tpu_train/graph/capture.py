@@ -17,8 +17,10 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tpu_train.graph import random_sites
+from tpu_train.graph.collectives import first_difference, name_collectives
 from tpu_train.graph.passes import run_passes
 from tpu_train.lowering.decompose import UnsupportedOpsError, make_lowerable
+from tpu_train.sharding.mesh import MeshShape, traced_as, traced_mesh
 
 # Nested dicts (and tuples) whose leaves are tensors, arrays or specs.
 Tree = Any
@@ -76,19 +78,25 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Tree, prefix: str = ""
 
 
 def capture(
-    name: str, function: Callable[..., Tree], inputs: Mapping[str, Tree], passes: Sequence[str] = ()
+    name: str,
+    function: Callable[..., Tree],
+    inputs: Mapping[str, Tree],
+    passes: Sequence[str] = (),
+    mesh: MeshShape = MeshShape(),
 ) -> CapturedProgram:
-    """Captures `function(**inputs)`.
+    """Captures `function(**inputs)`, the part of one device of a mesh.
 
     Args:
         name: the program's name.
         function: takes and returns trees of tensors. It runs without autograd recording; a backward inside enables it.
-        inputs: argument name to a tree of `TensorSpec`.
+        inputs: argument name to a tree of `TensorSpec`, of the shapes that one device has.
         passes: names of the graph passes to run, see `graph.passes`.
+        mesh: that the program runs on; its collectives are nodes of the graph.
 
     Raises:
         UnsupportedOpsError: for ops without a lowering, all of them with their source lines.
-        ValueError: for Python control flow that depends on a tensor's value.
+        ValueError: for Python control flow that depends on a tensor's value, or a graph that is different on another
+            device.
     """
     names = [leaf_name for leaf_name, _ in named_leaves(inputs)]
     output: dict[str, Tree] = {}
@@ -108,7 +116,7 @@ def capture(
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         fakes = [torch.empty(spec.shape, dtype=spec.dtype) for _, spec in named_leaves(inputs)]
-    graph = _trace(name, flat, fakes)
+    graph = _trace_on(mesh, name, flat, fakes)
     try:
         graph = make_lowerable(graph, names)
     except UnsupportedOpsError:
@@ -118,6 +126,24 @@ def capture(
     run_passes(graph, passes)
     output_names = tuple(leaf_name for leaf_name, _ in named_leaves(output["tree"]))
     return CapturedProgram(name, graph, tuple(names), output_names, output["tree"])
+
+
+def _trace_on(mesh: MeshShape, name: str, function: Callable[..., Any], fakes: Sequence[Tensor]) -> fx.GraphModule:
+    """The trace that every device runs: made as the first, and compared with that of the last."""
+    if mesh.size == 1:
+        return _trace(name, function, fakes)
+    graphs = []
+    for rank in (0, mesh.size - 1):
+        with traced_as(mesh, rank):
+            graph = _trace(name, function, fakes)
+            name_collectives(graph, traced_mesh().groups)
+            graphs.append(graph)
+    if difference := first_difference(*graphs):
+        raise ValueError(
+            f"{name}: the graph of the first device is not that of the last: {difference}. What depends on a device's "
+            "position must come from tpu_train.sharding.collectives.axis_index, not from torch.distributed"
+        )
+    return graphs[0]
 
 
 def _trace(name: str, function: Callable[..., Any], fakes: Sequence[Tensor]) -> fx.GraphModule:

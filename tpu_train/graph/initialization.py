@@ -1,16 +1,20 @@
 """The initial weights as a captured program, each parameter's draws keyed by its full name."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.stateless import _reparametrize_module
 
 from tpu_train.graph import random_sites
 from tpu_train.graph.capture import CapturedProgram, TensorSpec, capture
 
 
-def capture_initialization(model: nn.Module, dtype: torch.dtype) -> CapturedProgram:
+def capture_initialization(
+    model: nn.Module, dtype: torch.dtype, stored: Mapping[str, Sequence[int]] = MappingProxyType({})
+) -> CapturedProgram:
     """A program without inputs that returns every parameter of the model by full name.
 
     Modules fill their own parameters in `reset_parameters()`, PyTorch's convention, children before parents so that a
@@ -19,6 +23,7 @@ def capture_initialization(model: nn.Module, dtype: torch.dtype) -> CapturedProg
     Args:
         model: on any device, meta included.
         dtype: of the weights; draws are made in float32 and rounded.
+        stored: shapes that parameters are padded to, with zeros; those that are not here stay as they are.
 
     Raises:
         ValueError: a parameter that no `reset_parameters` fills.
@@ -36,9 +41,17 @@ def capture_initialization(model: nn.Module, dtype: torch.dtype) -> CapturedProg
             raise ValueError(
                 f"no reset_parameters() fills {', '.join(missed)}; give the module that owns it one, as torch.nn's have"
             )
-        return {name: tensor.to(dtype) for name, tensor in blank.items()}
+        return {name: _pad(tensor.to(dtype), stored.get(name, tensor.shape)) for name, tensor in blank.items()}
 
     return capture("initialize", initialize, {})
+
+
+def _pad(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """The tensor with zeros behind it in each dimension, up to a shape."""
+    missing = [stored - size for size, stored in zip(tensor.shape, shape, strict=True)]
+    if not any(missing):
+        return tensor
+    return F.pad(tensor, [amount for after in reversed(missing) for amount in (0, after)])
 
 
 def _children_first(module: nn.Module) -> Iterator[nn.Module]:

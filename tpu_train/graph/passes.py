@@ -5,7 +5,7 @@ and in `mode.passes` is the function's own.
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from torch import fx
 
 from tpu_train.lowering import intrinsics
 from tpu_train.lowering.retrace import graph_modules
+from tpu_train.sharding.collectives import AFTER, ALL_GATHER
+from tpu_train.sharding.simple_fsdp import LABEL
 
 aten = torch.ops.aten
 
@@ -66,9 +68,75 @@ def _insert(graph: fx.Graph, old: fx.Node, target: Callable[..., Any], arguments
     return node
 
 
+# What a gathered weight goes through before it is used, and what is repeated with it.
+_OF_A_WEIGHT = frozenset(
+    {
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.reshape.default,
+        aten.t.default,
+        aten.transpose.int,
+        aten.permute.default,
+        aten.slice.Tensor,
+        aten.unsqueeze.default,
+        aten.detach.default,
+        aten.alias.default,
+        aten._to_copy.default,
+    }
+)
+
+
+def reshard_after_forward_pass(graph: fx.Graph) -> None:
+    """A weight that the backward uses is gathered again for it, so that no gathered weight is kept in between.
+
+    The second gather starts when the gradient that meets the weight is there. Once per parameter, whatever the number
+    of its uses.
+    """
+    for node in graph.find_nodes(op="call_function", target=ALL_GATHER):
+        if not node.meta.get("autograd_backward") and node.args[4] and _is_parameter(node):
+            _gather_again(graph, node)
+
+
+def _is_parameter(gather: fx.Node) -> bool:
+    """Whether what is gathered is a parameter and not an activation."""
+    return gather.args[4] == (gather.meta.get("custom") or {}).get(LABEL)
+
+
+def _gather_again(graph: fx.Graph, gather: fx.Node) -> None:
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    chain = [gather]
+    for node in chain:
+        chain += [user for user in node.users if user.target in _OF_A_WEIGHT]
+    uses = [(user, node) for node in chain for user in node.users if _is_backward(user) and user not in chain]
+    if not uses:
+        return
+    first = min((user for user, _ in uses), key=order.__getitem__)
+    gradient = next(n for n in first.all_input_nodes if n not in chain)
+    with graph.inserting_before(first):
+        shard = gather.args[0]
+        assert isinstance(shard, fx.Node)
+        late = _copy(graph, gather, {shard: _insert(graph, gather, AFTER, (shard, gradient))})
+        copies = {gather: late}
+        for node in chain[1:]:
+            copies[node] = _copy(graph, node, copies)
+    for user, node in uses:
+        user.replace_input_with(node, copies[node])
+
+
+def _is_backward(node: fx.Node) -> bool:
+    return bool(node.meta.get("autograd_backward"))
+
+
+def _copy(graph: fx.Graph, node: fx.Node, replaced: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    copy = graph.node_copy(node, lambda n: replaced.get(n, n))
+    copy.meta = {**node.meta, "autograd_backward": True}
+    return copy
+
+
 # In the order they run.
 PASSES: dict[str, GraphPass] = {
     "fuse_cross_entropy_pass": fuse_cross_entropy_pass,  # before anything that would look at softmax alone
+    "reshard_after_forward_pass": reshard_after_forward_pass,  # on a mesh, see parallelism.reshard_after_forward
 }
 
 

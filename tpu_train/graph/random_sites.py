@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tpu_train.lowering.intrinsics import random_integers, random_normal, random_uniform
+from tpu_train.sharding.collectives import draw_axes
 
 aten = torch.ops.aten
 
@@ -87,7 +88,8 @@ def _site(tensor: Tensor | None = None) -> int:
 def _float_draw(draw: Any, size: Sequence[int], dtype: torch.dtype | None, into: Tensor | None = None) -> Tensor:
     """A draw in float32, rounded to the dtype asked for."""
     dtype = dtype or torch.get_default_dtype()
-    drawn = draw(list(size), _site(into), dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    drawn = draw(list(size), _site(into), dtype=wide, axes=draw_axes(len(size)))
     return drawn.to(dtype)
 
 
@@ -109,7 +111,7 @@ def _randn_like(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Ten
 
 def _randint_low(low: int, high: int, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     dtype = dtype or torch.int64
-    drawn = random_integers(list(size), low, high, _site(), dtype=torch.int64)
+    drawn = random_integers(list(size), low, high, _site(), dtype=torch.int64, axes=draw_axes(len(size)))
     return drawn.to(dtype)
 
 

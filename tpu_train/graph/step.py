@@ -1,7 +1,8 @@
 """The training step as one function of the state: forward, loss, backward, clipping, update.
 
 Key idea: everything a step does is plain PyTorch on a dict of tensors, so one capture holds it all. Gradient
-accumulation is a `loop` whose body is traced once, so the graph does not grow with it.
+accumulation is a `loop` whose body is traced once, so the graph does not grow with it. On a mesh the step is what one
+device does with its shards and its part of the batch; `Parametrization` has the collectives.
 """
 
 import dataclasses
@@ -9,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.stateless import _reparametrize_module
 
 from tpu_train.graph.capture import Tree, link_backward_to_source
 from tpu_train.lowering.intrinsics import loop
 from tpu_train.objectives.base import Batch, Objective
 from tpu_train.optim.optimizer import Optimizer
+from tpu_train.sharding.parametrization import Parametrization
 
 Tensors = Mapping[str, Tensor]
 
@@ -24,15 +25,13 @@ class StepSettings:
     """What a training step does besides loss and update.
 
     Attributes:
-        compute_dtype: floating-point weights are cast to it for forward and backward.
-        grad_accumulation: microbatches per step; divides the batch.
+        grad_accumulation: microbatches per step.
         max_grad_norm: global norm above which gradients are scaled down; None: off.
         halt_on_nonfinite: after a step of non-finite loss or gradient no later step changes the weights either, so that
             the steps already under way when the host finds out do no harm.
         inject_inf_at_step: that step (from 1) has an infinite loss, to rehearse the above; None: off.
     """
 
-    compute_dtype: torch.dtype
     grad_accumulation: int = 1
     max_grad_norm: float | None = None
     halt_on_nonfinite: bool = True
@@ -51,61 +50,65 @@ def make_train_step(
     objective: Objective,
     optimizer: Optimizer,
     decay: Mapping[str, bool],
-    settings: StepSettings,
+    parallel: Parametrization,
+    settings: StepSettings = StepSettings(),
 ) -> Callable[..., Tree]:
-    """`step(state, batch, lr) -> {"state": ..., "metrics": ...}`, to be captured.
+    """`step(state, batch, lr, stop=None) -> {"state": ..., "metrics": ...}`, to be captured.
 
     `state` holds `params`, `frozen`, `buffers` (name to tensor), `optimizer` (slot to name to tensor), `updates` (0-d
     int32, applied updates), `step` (0-d int32, finished steps), `seed` and `halted` (0-d bool). `batch` is a dict of
-    tensors whose leading dimension is the step's sequences; `lr` is 0-d float32.
+    tensors; with accumulation their leading dimension is the microbatches'. `lr` is 0-d float32, `stop` int32 [1],
+    whether this device's process asks for an end.
 
     Metrics: `loss` (mean over the step's valid targets), `grad_norm` (global, before clipping), `weight` (valid
-    targets), `finite` (whether the update was sound), and the objective's own sums.
+    targets), `finite` (whether the update was sound), `stop` (whether any process asks for an end), and the
+    objective's own sums.
 
     Args:
         model: its parameters are replaced by the state's; may be on meta.
         decay: parameter name to whether weight decay applies.
+        parallel: how the model is laid over devices.
     """
 
-    def step(state: Tree, batch: Batch, lr: Tensor) -> Tree:
+    def step(state: Tree, batch: Batch, lr: Tensor, stop: Tensor | None = None) -> Tree:
         model.train()
-        # Before the loop: each microbatch is divided by the weight of them all, so the split does not change the sum.
-        weight = objective.weight(batch)
+        # Before the loop: each microbatch is divided by the weight of them all, on all devices, so that no split of
+        # the batch changes the sum, whatever the number of valid targets of a part.
+        weight = parallel.data_sum(objective.weight(batch), "weight")
         number = state["step"] + 1
         scale = 1 / weight.clamp(min=1)
         if settings.inject_inf_at_step is not None:
             scale = torch.where(number == settings.inject_inf_at_step, torch.inf, scale)
-        micro = _accumulate(model, objective, state, batch, scale, settings)
-        grads = dict(zip(sorted(state["params"]), micro.grads, strict=True))
-        grad_norm = global_norm(micro.grads)
+        micro = _accumulate(model, objective, state, batch, scale, parallel, settings)
+        grads = parallel.sum_gradients(dict(zip(sorted(state["params"]), micro.grads, strict=True)))
+        loss = parallel.data_sum(micro.loss, "loss")
+        grad_norm = parallel.global_norm(grads)
         if settings.max_grad_norm is not None:
             grads = clip(grads, grad_norm, settings.max_grad_norm)
-        finite = torch.isfinite(micro.loss) & torch.isfinite(grad_norm)
+        finite = torch.isfinite(loss) & torch.isfinite(grad_norm)
         sound = finite & ~state["halted"]
         new = _update(state, grads, optimizer, decay, lr, sound)
         new["step"] = number
         new["halted"] = state["halted"] | ~finite if settings.halt_on_nonfinite else state["halted"]
-        metrics = {**micro.metrics, "loss": micro.loss, "grad_norm": grad_norm, "weight": weight, "finite": finite}
+        metrics = {name: parallel.data_sum(value, name) for name, value in micro.metrics.items()}
+        metrics |= {"loss": loss, "grad_norm": grad_norm, "weight": weight, "finite": finite}
+        if stop is not None:
+            metrics["stop"] = parallel.any_device(stop[0], "stop")
         return {"state": {**state, **new}, "metrics": metrics}
 
     return step
 
 
-def make_eval_step(model: nn.Module, objective: Objective, compute_dtype: torch.dtype) -> Callable[..., Tree]:
+def make_eval_step(model: nn.Module, objective: Objective, parallel: Parametrization) -> Callable[..., Tree]:
     """`evaluate(params, frozen, buffers, batch) -> {"total": ..., "weight": ...}`: sums over the batch, no dropout."""
 
     def evaluate(params: Tensors, frozen: Tensors, buffers: Tensors, batch: Batch) -> Tree:
         model.eval()
-        with _with_weights(model, {**params, **frozen}, buffers, compute_dtype):
+        with parallel.running(model, {**params, **frozen}, buffers):
             result = objective.loss(model, batch)
-        return {"total": result.total, "weight": result.weight}
+        return {"total": parallel.data_sum(result.total, "loss"), "weight": parallel.data_sum(result.weight, "weight")}
 
     return evaluate
-
-
-def global_norm(grads: Sequence[Tensor]) -> Tensor:
-    """Euclidean norm of all gradients together, 0-d float32."""
-    return torch.stack([grad.float().square().sum() for grad in grads]).sum().sqrt()
 
 
 def clip(grads: Tensors, norm: Tensor, max_norm: float) -> dict[str, Tensor]:
@@ -115,13 +118,19 @@ def clip(grads: Tensors, norm: Tensor, max_norm: float) -> dict[str, Tensor]:
 
 
 def _accumulate(
-    model: nn.Module, objective: Objective, state: Tree, batch: Batch, scale: Tensor, settings: StepSettings
+    model: nn.Module,
+    objective: Objective,
+    state: Tree,
+    batch: Batch,
+    scale: Tensor,
+    parallel: Parametrization,
+    settings: StepSettings,
 ) -> _Microbatch:
     """Loss and gradients of the whole step's batch."""
     names, count = sorted(state["params"]), settings.grad_accumulation
     params = [state["params"][name] for name in names]
     if count == 1:
-        return _micro_step(model, objective, state, params, batch, scale, settings.compute_dtype)
+        return _micro_step(model, objective, state, params, batch, scale, parallel)
 
     fields = sorted(batch)
     metric_names: list[str] = []
@@ -136,26 +145,17 @@ def _accumulate(
         micro_params = [next(values) for _ in names]
         rest = {part: {name: next(values) for name in fixed[part]} for part in fixed}
         micro_state, micro_scale = {**state, **rest}, next(values)
-        micro = _micro_step(
-            model, objective, micro_state, micro_params, micro_batch, micro_scale, settings.compute_dtype
-        )
+        micro = _micro_step(model, objective, micro_state, micro_params, micro_batch, micro_scale, parallel)
         metric_names[:] = sorted(micro.metrics)
         carried = [total + grad for total, grad in zip(sums, micro.grads, strict=True)]
         return [*carried, micro.loss, *(micro.metrics[name] for name in metric_names)]
 
     zeros = [torch.zeros_like(p, dtype=torch.float32) for p in params]
-    slices = [_split(name, batch[name], count) for name in fields]
+    slices = [batch[name] for name in fields]
     consts = [*params, *(state[part][name] for part in fixed for name in fixed[part]), scale]
     grads, stacked = loop(body, zeros, slices, consts)
     loss, *metrics = (values.sum(0) for values in stacked)
     return _Microbatch(loss, tuple(grads), dict(zip(metric_names, metrics, strict=True)))
-
-
-def _split(name: str, tensor: Tensor, count: int) -> Tensor:
-    rows = tensor.shape[0]
-    if rows % count:
-        raise ValueError(f"batch.{name} has {rows} rows, which grad_accumulation={count} does not divide")
-    return tensor.unflatten(0, (count, rows // count))
 
 
 def _micro_step(
@@ -165,13 +165,13 @@ def _micro_step(
     params: Sequence[Tensor],
     batch: Batch,
     scale: Tensor,
-    compute_dtype: torch.dtype,
+    parallel: Parametrization,
 ) -> _Microbatch:
     names = sorted(state["params"])
     leaves = [p.detach().requires_grad_() for p in params]
     weights = {**dict(zip(names, leaves, strict=True)), **state["frozen"]}
     with torch.enable_grad():
-        with _with_weights(model, weights, state["buffers"], compute_dtype):
+        with parallel.running(model, weights, state["buffers"]):
             result = objective.loss(model, batch)
         loss = result.total * scale
         link_backward_to_source(loss)
@@ -184,11 +184,6 @@ def _micro_step(
         tuple(grad for grad in grads if grad is not None),
         {name: value.detach() for name, value in result.metrics.items()},
     )
-
-
-def _with_weights(model: nn.Module, weights: Tensors, buffers: Tensors, compute_dtype: torch.dtype):
-    cast = {name: w.to(compute_dtype) if w.is_floating_point() else w for name, w in weights.items()}
-    return _reparametrize_module(model, {**cast, **buffers}, tie_weights=True)
 
 
 def _update(

@@ -8,7 +8,8 @@ here in PyTorch terms (so that the graph still runs in plain PyTorch, which the 
 * `loop` is `jax.lax.scan`: `loop(body, carry, xs, consts) -> (carry, ys)`. Its body is traced once, into a
   sub-GraphModule of the graph, whatever the trip count.
 * `random_uniform`, `random_normal` and `random_integers` draw from the run's key folded with their `site`, a 62-bit
-  integer in the graph. A recomputed draw is a copy of its node, so it has the same site and draws the same.
+  integer in the graph. A recomputed draw is a copy of its node, so it has the same site and draws the same. On a mesh
+  `axes` has for each dimension the axes (joined by commas) over which what is drawn is a part of a whole.
 * `cross_entropy` keeps a log-sum-exp per row where log_softmax and nll_loss keep a matrix of the logits' size.
 """
 
@@ -162,9 +163,9 @@ def _functionalize_loop(
 
 
 _library = torch.library.Library("tpu_train", "DEF")
-_library.define("random_uniform(SymInt[] size, int site, *, ScalarType dtype) -> Tensor")
-_library.define("random_normal(SymInt[] size, int site, *, ScalarType dtype) -> Tensor")
-_library.define("random_integers(SymInt[] size, int low, int high, int site, *, ScalarType dtype) -> Tensor")
+_library.define("random_uniform(SymInt[] size, int site, *, ScalarType dtype, str[]? axes=None) -> Tensor")
+_library.define("random_normal(SymInt[] size, int site, *, ScalarType dtype, str[]? axes=None) -> Tensor")
+_library.define("random_integers(SymInt[] size, int low, int high, int site, *, ScalarType dtype, str[]? axes=None) -> Tensor")
 
 
 def _generator(site: int) -> torch.Generator:
@@ -173,30 +174,37 @@ def _generator(site: int) -> torch.Generator:
 
 # The plain PyTorch meaning draws other numbers than JAX does; what counts is that one site always draws the same.
 @torch.library.impl(_library, "random_uniform", "CompositeExplicitAutograd")
-def _uniform(size: list[int], site: int, *, dtype: torch.dtype) -> Tensor:
+def _uniform(size: list[int], site: int, *, dtype: torch.dtype, axes: Sequence[str] | None = None) -> Tensor:
+    assert not axes
     return torch.rand(size, generator=_generator(site), dtype=dtype)
 
 
 @torch.library.impl(_library, "random_normal", "CompositeExplicitAutograd")
-def _normal(size: list[int], site: int, *, dtype: torch.dtype) -> Tensor:
+def _normal(size: list[int], site: int, *, dtype: torch.dtype, axes: Sequence[str] | None = None) -> Tensor:
+    assert not axes
     return torch.randn(size, generator=_generator(site), dtype=dtype)
 
 
 @torch.library.impl(_library, "random_integers", "CompositeExplicitAutograd")
-def _integers(size: list[int], low: int, high: int, site: int, *, dtype: torch.dtype) -> Tensor:
+def _integers(
+    size: list[int], low: int, high: int, site: int, *, dtype: torch.dtype, axes: Sequence[str] | None = None
+) -> Tensor:
+    assert not axes
     return torch.randint(low, high, size, generator=_generator(site), dtype=dtype)
 
 
 @torch.library.register_fake("tpu_train::random_uniform", lib=_library)
 @torch.library.register_fake("tpu_train::random_normal", lib=_library)
-def _fake_draw(size: list[int], site: int, *, dtype: torch.dtype) -> Tensor:
-    del site
+def _fake_draw(size: list[int], site: int, *, dtype: torch.dtype, axes: Sequence[str] | None = None) -> Tensor:
+    del site, axes
     return torch.empty(size, dtype=dtype)
 
 
 @torch.library.register_fake("tpu_train::random_integers", lib=_library)
-def _fake_integers(size: list[int], low: int, high: int, site: int, *, dtype: torch.dtype) -> Tensor:
-    del low, high, site
+def _fake_integers(
+    size: list[int], low: int, high: int, site: int, *, dtype: torch.dtype, axes: Sequence[str] | None = None
+) -> Tensor:
+    del low, high, site, axes
     return torch.empty(size, dtype=dtype)
 
 

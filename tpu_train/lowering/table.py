@@ -6,6 +6,7 @@ from typing import Any
 from tpu_train.lowering.ops import (
     activations,
     attention,
+    collectives,
     control_flow,
     creation,
     indexing,
@@ -34,6 +35,7 @@ def _join(*families: Mapping[Any, Entry]) -> dict[Any, Entry]:
 TABLE: Mapping[Any, Entry] = _join(
     activations.OPS,
     attention.OPS,
+    collectives.OPS,
     control_flow.OPS,
     creation.OPS,
     indexing.OPS,

@@ -107,9 +107,10 @@ class Attention(nn.Module):
             segment_ids: [B, S]; given whenever there is a cache.
             cache: earlier keys and values; those of `x` are appended.
         """
-        query = self.query(x).unflatten(-1, (self.num_heads, self.head_dim))
-        key = self.key(x).unflatten(-1, (self.num_kv_heads, self.head_dim))
-        value = self.value(x).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        # As many heads as the projections give: laid over devices, each has a part of them.
+        query = self.query(x).unflatten(-1, (-1, self.head_dim))
+        key = self.key(x).unflatten(-1, (-1, self.head_dim))
+        value = self.value(x).unflatten(-1, (-1, self.head_dim))
         if self.query_norm is not None:
             query = self.query_norm(query)
         if self.key_norm is not None:

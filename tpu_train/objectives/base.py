@@ -29,7 +29,14 @@ class LossSum:
 
 
 class Objective(Protocol):
-    """A loss over batches. Random draws are ordinary torch calls; a captured step gives them their keys."""
+    """A loss over batches. Random draws are ordinary torch calls; a captured step gives them their keys.
+
+    Attributes:
+        sequence_dims: of each field of a batch the dimension that counts sequences, which is laid over the devices;
+            None: every device has the whole field. Fields that are not named have it first.
+    """
+
+    sequence_dims: Mapping[str, int | None]
 
     def weight(self, batch: Batch) -> Tensor:
         """0-d float32: the number of valid targets of the batch, without running the model."""

@@ -8,7 +8,7 @@ from torch import nn
 from tpu_train.config import schema
 from tpu_train.models.families import FAMILIES
 from tpu_train.objectives.base import Objective
-from tpu_train.objectives.causal_lm import CausalLm
+from tpu_train.objectives.causal_lm import CausalLm, CrossEntropy, summed_cross_entropy
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -22,6 +22,8 @@ def build_model(config: schema.Llama3Model | schema.Qwen3Model, device: str = "m
         return FAMILIES[family](**sizes).build()
 
 
-def build_objective(config: schema.CausalLmObjective) -> Objective:
-    """The objective of a configuration."""
-    return {"causal_lm": CausalLm}[config.name]()
+def build_objective(
+    config: schema.CausalLmObjective, cross_entropy: CrossEntropy = summed_cross_entropy
+) -> Objective:
+    """The objective of a configuration, with the cross-entropy that fits where the logits lie."""
+    return {"causal_lm": CausalLm}[config.name](cross_entropy)

@@ -1,7 +1,8 @@
 """The checkpoints of a run folder: which there are, which are whole, which are kept.
 
 Key idea: a checkpoint counts from the moment that its list of files, with sizes and checksums, is written beside them;
-whatever a crash leaves behind lacks it or does not agree with it, and is passed over.
+whatever a crash leaves behind lacks it or does not agree with it, and is passed over. With several processes each one
+writes its shards, process 0 writes the list when all have, and a save that fails in one has failed in all.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from typing import Any
 from tpu_train.config.convert import plain
 from tpu_train.config.schema import Run
 from tpu_train.execution.checkpoint_io import CheckpointWriter, read_meta
+from tpu_train.execution.distributed import Processes
 from tpu_train.graph.capture import Tree
 
 log = logging.getLogger(__name__)
@@ -37,12 +39,20 @@ class Checkpoints:
         run_folder: of the run.
         keep_last: newest checkpoints to keep.
         keep_every: those of steps that this divides are kept besides.
+        processes: of the run; `save` and `wait` are called by all of them, at the same step.
     """
 
-    def __init__(self, run_folder: Path, keep_last: int = 1, keep_every: int | None = None) -> None:
+    def __init__(
+        self,
+        run_folder: Path,
+        keep_last: int = 1,
+        keep_every: int | None = None,
+        processes: Processes | None = None,
+    ) -> None:
         self.run_folder = run_folder
         self.folder = (run_folder / "checkpoints").absolute()
         self._keep_last, self._keep_every = keep_last, keep_every
+        self._processes = Processes() if processes is None else processes
         self._writer = CheckpointWriter()
         self._finishing: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -116,9 +126,8 @@ class Checkpoints:
         """
         self.wait()
         path = self.path(step)
-        if path.exists():  # what a crash left, or a step that is done again after a resume from an earlier one
-            shutil.rmtree(path)
-        self._writer.start(path, state, meta)
+        self._together("clear", lambda: self._clear(path))  # no process writes into what another removes
+        self._together("start", lambda: self._writer.start(path, state, meta))
         self._finishing = threading.Thread(target=self._finish, args=(path,), name="checkpoint", daemon=True)
         self._finishing.start()
 
@@ -144,11 +153,38 @@ class Checkpoints:
 
     def _finish(self, path: Path) -> None:
         try:
-            self._writer.wait()
-            _write_list(path)
-            self._prune()
+            self._together("write", self._writer.wait)
+            self._together("list", lambda: self._list(path))
         except BaseException as error:
             self._error = error
+
+    def _together(self, name: str, action: Callable[[], None]) -> None:
+        """Does a part of a save in every process; all of them raise if one fails.
+
+        Raises:
+            Exception: this process's own error, or a `CheckpointError` with another's.
+        """
+        own: Exception | None = None
+        try:
+            action()
+        except Exception as error:
+            own = error
+        reason = None if own is None else one_line(own)
+        failures = self._processes.failures(reason, f"checkpoint/{name}")
+        if own is not None:
+            raise own
+        if failures:
+            raise CheckpointError("; ".join(f"process {index}: {text}" for index, text in sorted(failures.items())))
+
+    def _clear(self, path: Path) -> None:
+        """Removes what a crash left, or a step that is done again after a resume from an earlier one."""
+        if self._processes.is_first and path.exists():
+            shutil.rmtree(path)
+
+    def _list(self, path: Path) -> None:
+        if self._processes.is_first:
+            _write_list(path)
+            self._prune()
 
     def _prune(self) -> None:
         steps = self.steps()
@@ -191,9 +227,13 @@ def attempt(action: Callable[[], None]) -> str | None:
     try:
         action()
     except Exception as error:  # Orbax wraps the system's errors in many kinds
-        text = " ".join(str(error).split())
-        return f"{type(error).__name__}: {text[:300]}"
+        return one_line(error)
     return None
+
+
+def one_line(error: Exception) -> str:
+    """An error's type and message, cut to a line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _write_list(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """What a person sees of a run: a progress line on a terminal, plain lines elsewhere. All of it goes to stderr."""
 
 import contextlib
+import dataclasses
 import logging
 import sys
 import threading
@@ -9,16 +10,31 @@ from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
+_LINE, _TIME = "%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"
+
+
+@dataclasses.dataclass(frozen=True)
+class Console:
+    """What `console_logging` shows on stderr."""
+
+    handler: logging.Handler
+
+    def of_process(self, index: int) -> None:
+        """From here on it is that of one of several processes: others than 0 show warnings, with their number."""
+        if index != 0:
+            self.handler.setLevel(logging.WARNING)
+            self.handler.setFormatter(_WithoutTraceback(f"process {index}: {_LINE}", datefmt=_TIME))
+
 
 @contextlib.contextmanager
-def console_logging(verbose: bool | Sequence[str] = False) -> Iterator[None]:
+def console_logging(verbose: bool | Sequence[str] = False) -> Iterator["Console"]:
     """Shows this package's log from INFO on, and warnings of others, Python's `warnings` too, on stderr.
 
     Args:
         verbose: loggers to show from DEBUG on, in log.txt too: this package's, or these.
     """
     handler = _StderrHandler()
-    handler.setFormatter(_WithoutTraceback("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))
+    handler.setFormatter(_WithoutTraceback(_LINE, datefmt=_TIME))
     root = logging.getLogger()
     levels = {"tpu_train": logging.DEBUG if verbose is True else logging.INFO}
     levels |= {} if isinstance(verbose, bool) else dict.fromkeys(verbose, logging.DEBUG)
@@ -31,7 +47,7 @@ def console_logging(verbose: bool | Sequence[str] = False) -> Iterator[None]:
     logging.captureWarnings(True)
     excepthook, threading.excepthook = threading.excepthook, _log_thread_error
     try:
-        yield
+        yield Console(handler)
     finally:
         threading.excepthook = excepthook
         logging.captureWarnings(False)
@@ -118,9 +134,9 @@ class ProgressReporter:
 
 
 @contextlib.contextmanager
-def reporter(steps: int, log_every: int) -> Iterator[Reporter]:
-    """The reporter that fits stderr, for the time of a run."""
-    if not sys.stderr.isatty():
+def reporter(steps: int, log_every: int, *, is_first: bool = True) -> Iterator[Reporter]:
+    """The reporter that fits stderr, for the time of a run; in a process that is not the first, none shows."""
+    if not is_first or not sys.stderr.isatty():  # its INFO lines are not shown
         yield PlainReporter(steps, log_every)
         return
     from rich.console import Console

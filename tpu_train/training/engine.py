@@ -1,79 +1,126 @@
 """A run's programs and its state: initialize, train step, evaluate, over one set of buffers."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
-from tpu_train.config.schema import Run
+from tpu_train.config.schema import Run, SingleParallelism
+from tpu_train.execution.checkpoint_io import restore
 from tpu_train.execution.program import LoweringOptions, Program
 from tpu_train.execution.runtime import Runtime
 from tpu_train.graph.capture import Tree, capture
 from tpu_train.graph.initialization import capture_initialization
 from tpu_train.graph.step import StepSettings, make_eval_step, make_train_step
 from tpu_train.optim.build import build_optimizer, decay_mask
+from tpu_train.sharding.layout import Layout
+from tpu_train.sharding.mesh import MeshShape
+from tpu_train.sharding.parametrization import Parametrization
+from tpu_train.sharding.plan import Plan
+from tpu_train.sharding.plans import PLANS
+from tpu_train.sharding.rules import mesh_shape
+from tpu_train.sharding.simple_fsdp import MixedPrecision
 from tpu_train.training.build import DTYPES, build_model, build_objective
+from tpu_train.training.leaves import BatchLayout, axes_of_parameter, leaf_axes
 from tpu_train.training.weights import WeightSpec
 
 
 class Engine:
-    """The programs of a run in `mode=graph`.
+    """The programs of a run in `mode=graph`, over the mesh that the run asks for.
 
     Args:
         run: the configuration.
         runtime: the devices.
         model: the module to train, on any device, the values of its parameters unused; None builds the configured one.
+        plan: its sharding plan; None: that of the configured model, or none for a module given.
+
+    Raises:
+        ValueError: the mesh does not fit the devices, or the plan the model.
     """
 
-    def __init__(self, run: Run, runtime: Runtime, model: nn.Module | None = None) -> None:
+    def __init__(
+        self, run: Run, runtime: Runtime, model: nn.Module | None = None, plan: Plan | None = None
+    ) -> None:
         self._run = run
         self._runtime = runtime
+        if plan is None:
+            plan = PLANS[run.model.family](run.model) if model is None else Plan()
         self.model = build_model(run.model) if model is None else model
         self._optimizer = build_optimizer(run.optimizer)
-        objective = build_objective(run.objective)
-        compute_dtype = DTYPES[run.precision.compute]
+        self.mesh = mesh_shape(run, len(runtime.devices), runtime.num_slices)
+        self.parallel = build_parametrization(run, self.model, self.mesh, plan)
+        self._objective = build_objective(run.objective, self.parallel.cross_entropy)
+        self._batches = BatchLayout(self._objective.sequence_dims)
+        self._microbatches = BatchLayout(self._objective.sequence_dims, run.training.grad_accumulation)
+        layouts = self.parallel.layouts
+        self.placement = runtime.placement(self.mesh, leaf_axes(layouts, self._microbatches))
         decay = decay_mask(self.model, run.optimizer.no_decay)
         settings = StepSettings(
-            compute_dtype=compute_dtype,
             grad_accumulation=run.training.grad_accumulation,
             max_grad_norm=run.training.max_grad_norm,
             halt_on_nonfinite=run.training.on_nan == "stop",
             inject_inf_at_step=run.training.inject_inf_at_step,
         )
-        step = make_train_step(self.model, objective, self._optimizer, decay, settings)
-        evaluate = make_eval_step(self.model, objective, compute_dtype)
+        step = make_train_step(self.model, self._objective, self._optimizer, decay, self.parallel, settings)
+        evaluate = make_eval_step(self.model, self._objective, self.parallel)
         lowering = LoweringOptions(run.precision.matmul, run.mode.check_graph)
+        passes = [*run.mode.passes, *(["reshard_after_forward_pass"] if reshards(run) else [])]
         self.train_step = Program(
             "train_step",
-            lambda inputs: capture("train_step", step, inputs, run.mode.passes),
+            lambda inputs: capture("train_step", step, inputs, passes, self.mesh),
             lowering,
+            placement=self.placement,
             donated=("state",),
             key_inputs=("state.seed", "state.step"),
         )
         self.evaluate = Program(
-            "evaluate", lambda inputs: capture("evaluate", evaluate, inputs, run.mode.passes), lowering
+            "evaluate",
+            lambda inputs: capture("evaluate", evaluate, inputs, run.mode.passes, self.mesh),
+            lowering,
+            placement=dataclasses.replace(self.placement, axes_of=leaf_axes(layouts, self._batches)),
         )
+        stored = {name: layout.stored for name, layout in layouts.items()}
         self.initialize = Program(
             "initialize",
-            lambda _: capture_initialization(self.model, DTYPES[run.precision.param]),
+            lambda _: capture_initialization(self.model, DTYPES[run.precision.param], stored),
             lowering,
+            # Its outputs are the parameters themselves.
+            placement=dataclasses.replace(self.placement, axes_of=lambda name: axes_of_parameter(layouts, name)),
+            whole=True,
             key_inputs=("seed",),
         )
 
     def initial_state(self) -> Tree:
         """The state before the first step, on the devices; see `graph.step.make_train_step` for its parts."""
-        params = self.initialize(seed=self._runtime.put(np.int32(self._run.training.seed)))
+        params = self.initialize(**self.placement.put({"seed": np.int32(self._run.training.seed)}))
         return self.state_from(params)
 
+    def place(self, load: Callable[[str], np.ndarray]) -> Tree:
+        """All parameters on the devices, one after the other: the host holds one at a time.
+
+        Args:
+            load: full name to the whole parameter, in the dtype that it is to have.
+        """
+        return {name: self._place(layout, load(name)) for name, layout in self.parallel.layouts.items()}
+
+    def _place(self, layout: Layout, value: np.ndarray) -> Any:
+        missing = [(0, stored - size) for size, stored in zip(value.shape, layout.stored, strict=True)]
+        padded = np.pad(value, missing) if any(after for _, after in missing) else value
+        return self.placement.put({layout.name: padded}, "state.params")[layout.name]
+
     def state_from(self, params: Tree) -> Tree:
-        """The state before the first step with these weights, device arrays by full name.
+        """The state before the first step with these weights, device arrays by full name as `place` gives them.
 
         Parameters of the module that do not require gradients are frozen: no gradient, no moments.
         """
         for name, buffer in self.model.named_buffers():
             if buffer.is_meta:
                 raise ValueError(f"buffer {name} has no values on the meta device; build the model on the CPU")
-        trainable = {name for name, param in self.model.named_parameters() if param.requires_grad}
+        trainable = self._trainable()
         trained = {name: value for name, value in params.items() if name in trainable}
         numbers = {
             "buffers": {name: buffer.numpy() for name, buffer in self.model.named_buffers()},
@@ -86,14 +133,14 @@ class Engine:
             "params": trained,
             "frozen": {name: value for name, value in params.items() if name not in trainable},
             "optimizer": {slot: self._runtime.zeros_like(trained) for slot in self._optimizer.slots},
-            **self._runtime.put(numbers),
+            **self.placement.put(numbers, "state"),
         }
 
     def state_spec(self) -> Tree:
-        """Shapes and dtypes of the state, for reading it from disk."""
+        """Shapes and dtypes of the state as it is stored on the mesh."""
         dtype = self._run.precision.param
-        specs = {name: WeightSpec(tuple(p.shape), dtype) for name, p in self.model.named_parameters()}
-        trainable = {name for name, param in self.model.named_parameters() if param.requires_grad}
+        specs = {name: WeightSpec(layout.stored, dtype) for name, layout in self.parallel.layouts.items()}
+        trainable = self._trainable()
         trained = {name: spec for name, spec in specs.items() if name in trainable}
         buffers = {name: buffer.numpy() for name, buffer in self.model.named_buffers()}
         return {
@@ -105,18 +152,56 @@ class Engine:
             "halted": WeightSpec((), "bool"),
         }
 
-    def step(self, state: Tree, batch: Mapping[str, np.ndarray], lr: float) -> tuple[Tree, Tree]:
-        """Starts one step and returns the new state and metrics without waiting; `state` is gone afterwards."""
-        inputs = self._runtime.put({"batch": batch, "lr": np.float32(lr)})
-        result = self.train_step(state=state, **inputs)
+    def restore(self, path: Path) -> Tree:
+        """The state of a checkpoint, whatever mesh saved it."""
+        return restore(path, self.state_spec(), lambda name: self.placement.sharding(f"state.{name}"))
+
+    def _trainable(self) -> set[str]:
+        return {name for name, param in self.model.named_parameters() if param.requires_grad}
+
+    def batch_rows(self, num_rows: int) -> slice:
+        """Which of a batch's rows (or of a microbatch's) this process feeds."""
+        return self.placement.own_rows(num_rows)
+
+    def step(
+        self, state: Tree, batch: Mapping[str, np.ndarray], lr: float, stop: bool | None = None
+    ) -> tuple[Tree, Tree]:
+        """Starts one step and returns the new state and metrics without waiting; `state` is gone afterwards.
+
+        Args:
+            state: on the devices.
+            batch: this process's rows, those of the first microbatch first.
+            lr: the learning rate.
+            stop: whether this process asks for an end, which the metric `stop` tells all; None: nobody asks.
+        """
+        result = self.train_step(state=state, **self._step_inputs(batch, lr, stop))
         return result["state"], result["metrics"]
 
-    def compile_step(self, state: Tree, batch: Mapping[str, np.ndarray]) -> None:
+    def compile_step(self, state: Tree, batch: Mapping[str, np.ndarray], stop: bool | None = None) -> None:
         """Compiles the step for this batch's shape, so that the first step's time is a step's time."""
-        self.train_step.compiled(state=state, **self._runtime.put({"batch": batch, "lr": np.float32(0)}))
+        self.train_step.compiled(state=state, **self._step_inputs(batch, 0.0, stop))
 
     def held_out_sums(self, state: Tree, batch: Mapping[str, np.ndarray]) -> tuple[float, float]:
-        """Loss summed over a batch's valid targets, and their number."""
+        """Loss summed over the valid targets of a batch, of which this process has its rows, and their number."""
         weights = {name: state[name] for name in ("params", "frozen", "buffers")}
-        result = self._runtime.fetch(self.evaluate(batch=self._runtime.put(batch), **weights))
+        batch = self._batches.put(self.evaluate.placement, batch)
+        result = self._runtime.fetch(self.evaluate(batch=batch, **weights))
         return float(result["total"]), float(result["weight"])
+
+    def _step_inputs(self, batch: Mapping[str, np.ndarray], lr: float, stop: bool | None) -> Tree:
+        inputs = {"batch": self._microbatches.put(self.placement, batch), **self.placement.put({"lr": np.float32(lr)})}
+        return inputs if stop is None else {**inputs, "stop": self.placement.fill("stop", np.int32(stop))}
+
+
+def build_parametrization(run: Run, model: nn.Module, mesh: MeshShape, plan: Plan) -> Parametrization:
+    """How a run's model is laid over its mesh."""
+    compute = DTYPES[run.precision.compute]
+    if isinstance(run.parallelism, SingleParallelism):
+        return Parametrization(model, MixedPrecision(compute, torch.float32))
+    precision = MixedPrecision(compute, DTYPES[run.parallelism.reduce])
+    return Parametrization(model, precision, mesh, plan, run.parallelism.replicate_below)
+
+
+def reshards(run: Run) -> bool:
+    """Whether weights are gathered anew for the backward."""
+    return not isinstance(run.parallelism, SingleParallelism) and run.parallelism.reshard_after_forward

@@ -37,7 +37,7 @@ class Loggers:
     """All loggers of a run, as one.
 
     Args:
-        file: gets every line.
+        file: gets every line; None in a process that is not the first.
         others: make the other loggers, by name; they get a line every `log_every` steps, that of the first and the
             last step, and validation.
         log_every: steps.
@@ -45,7 +45,7 @@ class Loggers:
     """
 
     def __init__(
-        self, file: MetricsFile, others: Sequence[tuple[str, Callable[[], Logger]]], log_every: int, steps: int
+        self, file: MetricsFile | None, others: Sequence[tuple[str, Callable[[], Logger]]], log_every: int, steps: int
     ) -> None:
         self._file = file
         self._log_every = log_every
@@ -61,7 +61,8 @@ class Loggers:
 
     def write(self, record: dict[str, Any]) -> None:
         """Takes a metrics line."""
-        self._file.write(record)
+        if self._file is not None:
+            self._file.write(record)
         self.last_step = step = record["step"]
         if step % self._log_every == 0 or step in (1, self._steps) or "validation_loss" in record:
             for logger in tuple(self._working):
@@ -73,7 +74,8 @@ class Loggers:
 
     def close(self, exit_code: int) -> None:
         """Ends all."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         for logger in self._opened:
             try:
                 logger.close(exit_code)
@@ -81,8 +83,10 @@ class Loggers:
                 log.warning("%s did not finish: %s: %s", logger.name, type(error).__name__, error)
 
 
-def build_loggers(run: Run, folder: RunFolder) -> Loggers:
-    """The loggers of a configuration."""
+def build_loggers(run: Run, folder: RunFolder, *, is_first: bool = True) -> Loggers:
+    """The loggers of a configuration; none in a process that is not the first."""
+    if not is_first:
+        return Loggers(None, (), run.training.log_every, run.training.steps)
     config = {**plain(run), "metadata": plain(run.logging)["metadata"]}
     others: list[tuple[str, Callable[[], Logger]]] = []
     mode = resolve_mode(run.logging.wandb.mode, os.environ)

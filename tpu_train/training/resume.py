@@ -18,6 +18,7 @@ from tpu_train.config.convert import plain, show
 from tpu_train.config.overrides import within
 from tpu_train.config.problems import ConfigError, Problem, refused_at
 from tpu_train.config.schema import Run
+from tpu_train.execution.distributed import Processes
 from tpu_train.training.checkpoints import Checkpoints
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ FREE = (
     "data.num_workers",
     "data.cache_dir",
 )
+_NO_STEP = -1  # between processes, which agree on numbers
 REPORTED = ("model.dropout", "model.init_std")  # of the model, and without effect on its shapes
 
 
@@ -58,12 +60,32 @@ class Start:
     changes: tuple[str, ...] = ()
 
 
-def find_start(run: Run, folder: Path, checkpoints: Checkpoints) -> Start:
-    """Decides by `checkpoint.resume` and what the folder holds.
+def find_start(run: Run, folder: Path, checkpoints: Checkpoints, processes: Processes | None = None) -> Start:
+    """Decides by `checkpoint.resume` and what the folder holds; process 0 for all.
 
     Raises:
-        ConfigError: the step is not there or not whole, the folder must be new, or a fixed key changed.
+        ConfigError: the step is not there or not whole, the folder must be new, a fixed key changed, or a process does
+            not see the folder that process 0 sees.
     """
+    processes = Processes() if processes is None else processes
+    before, step = _find_step(run, folder, checkpoints) if processes.is_first else (False, None)
+    before, found = bool(processes.agree(int(before))), processes.agree(_NO_STEP if step is None else step)
+    if found == _NO_STEP:
+        changes = _changes(_saved_config(folder), run, folder) if before else ()
+        return Start(changes=changes)
+    if not checkpoints.path(found).is_dir():
+        reason = (
+            f"process {processes.index} of {processes.count} does not see {checkpoints.path(found)}, which process 0 "
+            "goes on from; choose a folder that all processes share"
+        )
+        raise ConfigError([Problem("run_dir", reason)])
+    meta = checkpoints.meta(found)
+    changes = _changes(meta["config"], run, folder)
+    return Start(found, meta, finished=found >= run.training.steps, changes=changes)
+
+
+def _find_step(run: Run, folder: Path, checkpoints: Checkpoints) -> tuple[bool, int | None]:
+    """Whether the folder holds a run, and the step to go on from."""
     wanted = run.checkpoint.resume
     steps = checkpoints.steps()
     before = (folder / "metrics.jsonl").exists() or bool(steps)
@@ -75,12 +97,7 @@ def find_start(run: Run, folder: Path, checkpoints: Checkpoints) -> Start:
             step = checkpoints.require(wanted)
     else:
         step = checkpoints.newest_whole() if before else None
-    if step is None:
-        changes = _changes(_saved_config(folder), run, folder) if before else ()
-        return Start(changes=changes)
-    meta = checkpoints.meta(step)
-    changes = _changes(meta["config"], run, folder)
-    return Start(step, meta, finished=step >= run.training.steps, changes=changes)
+    return before, step
 
 
 def _saved_config(folder: Path) -> Mapping[str, Any]:

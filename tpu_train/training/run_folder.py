@@ -1,5 +1,9 @@
-"""The folder of a run: its configuration, log, metrics and checkpoints."""
+"""The folder of a run: its configuration, log, metrics and checkpoints.
 
+Key idea: of several processes the first one writes; of another one there is a file only where it failed.
+"""
+
+import contextlib
 import dataclasses
 import datetime
 import logging
@@ -31,24 +35,30 @@ class RunFolder:
     Args:
         path: the folder.
         run: the configuration, written to `config.yaml`.
+        process: number of this process; others than 0 make and log nothing.
 
     Raises:
         ConfigError: it cannot be made or written to.
     """
 
-    def __init__(self, path: Path, run: Run) -> None:
+    def __init__(self, path: Path, run: Run, process: int = 0) -> None:
         self.path = path
+        self._process = process
+        self._log: _LogFile | None = None
+        if process == 0:
+            self._make(run)
+
+    def _make(self, run: Run) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             text = yaml.safe_dump(plain(dataclasses.replace(run, run_dir=str(self.path))), sort_keys=False)
             partial = self.path / "config.yaml.partial"
             partial.write_text(text, encoding="utf-8")
             partial.replace(self.path / "config.yaml")
-            self._log = _LogFile(self.log_path, encoding="utf-8")
+            self._log = _open_log(self.log_path)
         except OSError as error:
             reason = f"cannot write to {self.path}: {error.strerror}; choose another folder"
             raise ConfigError([Problem("run_dir", reason)]) from error
-        self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(self._log)
 
     @property
@@ -58,18 +68,32 @@ class RunFolder:
 
     @property
     def log_path(self) -> Path:
-        """Everything logged, and the traceback of a failure."""
-        return self.path / "log.txt"
+        """Everything logged, and the traceback of a failure; of a process that is not the first, only that."""
+        return self.path / (f"log-process-{self._process}.txt" if self._process else "log.txt")
 
     def log_traceback(self, error: BaseException) -> None:
         """Writes an error with its traceback to the log, and nowhere else."""
         trace = (type(error), error, error.__traceback__)
-        self._log.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "the run failed", (), trace))
+        record = log.makeRecord(log.name, logging.ERROR, __file__, 0, "the run failed", (), trace)
+        if self._log is not None:
+            self._log.handle(record)
+            return
+        with contextlib.suppress(OSError):
+            file = _open_log(self.log_path)
+            file.handle(record)
+            file.close()
 
     def close(self) -> None:
         """Ends the log."""
-        logging.getLogger().removeHandler(self._log)
-        self._log.close()
+        if self._log is not None:
+            logging.getLogger().removeHandler(self._log)
+            self._log.close()
+
+
+def _open_log(path: Path) -> "_LogFile":
+    file = _LogFile(path, encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    return file
 
 
 class _LogFile(logging.FileHandler):

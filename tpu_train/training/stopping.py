@@ -25,10 +25,10 @@ class Stopper:
 
     Args:
         max_seconds: wall time; None for no limit.
-        at_once: called before the process ends at once, to leave files in order.
+        at_once: called with the reason and the exit code before the process ends at once.
     """
 
-    def __init__(self, max_seconds: float | None, at_once: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, max_seconds: float | None, at_once: Callable[[str, int], None] = lambda *_: None) -> None:
         self._deadline = None if max_seconds is None else time.monotonic() + max_seconds
         self._at_once = at_once
         self._signal: int | None = None
@@ -85,5 +85,5 @@ class Stopper:
     def _end(self, message: str, code: int) -> None:
         log.warning("%s", message)
         with contextlib.suppress(Exception):
-            self._at_once()
+            self._at_once(message, code)
         os._exit(code)

@@ -1,0 +1,164 @@
+"""How each parameter is stored: which of its dimensions are split over which axes, and what is padded for it.
+
+Key idea: a layout is decided once, from the shape alone, and everything reads it: the traced step, initialization,
+optimizer state, checkpoints. Stored arrays may be longer than the parameter; what is added is zero and stays zero.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from torch import nn
+
+from tpu_train.sharding.mesh import AXES, DATA_AXES, DimAxes, MeshShape
+from tpu_train.sharding.plan import ParameterRule, Plan, find_rules
+
+# Below it a parameter is not split over `fsdp`: a gather of some kilobytes costs its latency, and the copies are small.
+REPLICATE_BELOW = 32_768
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadSelection:
+    """Which heads of a replicated key or value projection a device along `tensor` uses.
+
+    Device t's query head j is head t * q + j of all, q = query_heads / tensor, and shares key head
+    (t * q + j) * num_heads // query_heads.
+
+    Attributes:
+        num_heads: of the projection.
+        query_heads: that share them.
+        count: heads that a device uses: one, or (where its query heads do not share one) one for each query head.
+    """
+
+    num_heads: int
+    query_heads: int
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a parameter is stored.
+
+    Attributes:
+        name: full name.
+        shape: of the parameter.
+        stored: shape of the stored array, which is longer where it is padded.
+        axes: for each dimension the axes it is split over.
+        fsdp_dim: dimension split over `fsdp`, which is gathered to be used; None: none.
+        tensor_dim: dimension split over `tensor`; None: none.
+        selection: of the heads of a projection that is replicated over `tensor`.
+        summed_over: axes over which devices hold parts of its gradient's sum when the backward is done.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stored: tuple[int, ...]
+    axes: DimAxes
+    fsdp_dim: int | None
+    tensor_dim: int | None
+    selection: HeadSelection | None
+    summed_over: tuple[str, ...]
+
+    @property
+    def split_over(self) -> tuple[str, ...]:
+        """All axes that it is split over, in the order of the mesh."""
+        used = {axis for axes in self.axes for axis in axes}
+        return tuple(axis for axis in AXES if axis in used)
+
+
+def local_shape(shape: tuple[int, ...], axes: DimAxes, mesh: MeshShape) -> tuple[int, ...]:
+    """The shape of one device's part."""
+    return tuple(size // mesh.size_of(over) for size, over in zip(shape, axes, strict=True))
+
+
+def lay_out(
+    name: str,
+    shape: tuple[int, ...],
+    mesh: MeshShape,
+    rule: ParameterRule = ParameterRule(),
+    replicate_below: int = REPLICATE_BELOW,
+) -> Layout:
+    """Lays out one parameter.
+
+    Over `tensor` as its rule says; a dimension that the axis does not divide is padded. Over `fsdp`:
+
+    1. with less than `replicate_below` elements on a device (after the split over `tensor`): not at all;
+    2. along the first dimension that the axis divides;
+    3. where it divides none, along the first one that is not split over `tensor`, padded to the next multiple;
+    4. where there is none either (a vector that `tensor` splits): not at all.
+
+    Raises:
+        ValueError: attention heads that `tensor` does not divide, or a dimension that the parameter does not have.
+    """
+    for dim in (rule.tensor_dim, rule.fsdp_dim):
+        if isinstance(dim, int) and dim >= len(shape):
+            raise ValueError(f"sharding plan: {name} has {len(shape)} dimensions, and its rule splits dimension {dim}")
+    tensor_dim, selection = _over_tensor(name, shape, mesh, rule)
+    stored = list(shape)
+    if tensor_dim is not None:
+        stored[tensor_dim] = _round_up(shape[tensor_dim], mesh.tensor)
+    parts = [size // (mesh.tensor if dim == tensor_dim else 1) for dim, size in enumerate(stored)]
+    fsdp_dim = _over_fsdp(parts, tensor_dim, mesh.fsdp, rule, replicate_below)
+    axes: list[tuple[str, ...]] = [("tensor",) if dim == tensor_dim else () for dim in range(len(shape))]
+    if fsdp_dim is not None:
+        axes[fsdp_dim] = (*axes[fsdp_dim], "fsdp")
+        stored[fsdp_dim] = _round_up(stored[fsdp_dim], mesh.size_of(axes[fsdp_dim]))
+    pending = [axis for axis in DATA_AXES if fsdp_dim is None or axis != "fsdp"]
+    if tensor_dim is None:
+        pending.append("tensor")
+    return Layout(
+        name, shape, tuple(stored), tuple(axes), fsdp_dim, tensor_dim, selection, mesh.real(tuple(pending))
+    )  # fmt: skip
+
+
+def _over_tensor(
+    name: str, shape: tuple[int, ...], mesh: MeshShape, rule: ParameterRule
+) -> tuple[int | None, HeadSelection | None]:
+    if rule.tensor_dim is None or mesh.tensor == 1:
+        return None, None
+    units = shape[rule.tensor_dim] // rule.unit
+    if rule.unit == 1 or units % mesh.tensor == 0:
+        return rule.tensor_dim, None
+    heads = rule.query_heads or units
+    if heads % mesh.tensor:
+        raise ValueError(f"{name} has {heads} query heads, which tensor={mesh.tensor} does not divide")
+    assert rule.tensor_dim == 0
+    return None, HeadSelection(units, heads, 1 if mesh.tensor % units == 0 else heads // mesh.tensor)
+
+
+def _over_fsdp(
+    parts: list[int], tensor_dim: int | None, fsdp: int, rule: ParameterRule, replicate_below: int
+) -> int | None:
+    if fsdp == 1 or not parts:
+        return None
+    if rule.fsdp_dim != "auto":
+        return rule.fsdp_dim
+    total = 1
+    for size in parts:
+        total *= size
+    if total < replicate_below:
+        return None
+    even = [dim for dim, size in enumerate(parts) if size % fsdp == 0]
+    others = [dim for dim in range(len(parts)) if dim != tensor_dim]
+    return next(iter(even or others), None)
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def lay_out_model(
+    model: nn.Module, mesh: MeshShape, plan: Plan = Plan(), replicate_below: int = REPLICATE_BELOW
+) -> Mapping[str, Layout]:
+    """The layout of every parameter by full name.
+
+    Raises:
+        ValueError: a rule of the plan fits nothing, or does not fit its parameter; `tensor` is asked for without rules.
+    """
+    shapes = {name: tuple(param.shape) for name, param in model.named_parameters()}
+    rules = find_rules(plan.parameters, list(shapes))
+    if mesh.tensor > 1 and not plan.modules:
+        raise ValueError(f"tensor={mesh.tensor}: the model's sharding plan has no rules for tensor parallelism")
+    return {
+        name: lay_out(name, shape, mesh, rules.get(name, ParameterRule()), replicate_below)
+        for name, shape in shapes.items()
+    }

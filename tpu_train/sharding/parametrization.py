@@ -1,0 +1,117 @@
+"""A model over a mesh, as the training step sees it: shards in, usable weights out, gradients summed.
+
+Key idea: on one device everything here is the identity, so there is one step for every layout. What is summed inside
+the backward (the reduce-scatter over `fsdp`) comes from DTensor's derivative; what can wait until all microbatches are
+through (copies of a parameter, the replica axis) is summed once a step.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.stateless import _reparametrize_module
+
+from tpu_train.sharding.collectives import all_reduce, draws_split
+from tpu_train.sharding.layout import REPLICATE_BELOW, Layout, lay_out_model
+from tpu_train.sharding.mesh import AXES, DATA_AXES, MeshShape
+from tpu_train.sharding.plan import Plan, find_rules
+from tpu_train.sharding.simple_fsdp import MixedPrecision, gather_parameter
+from tpu_train.sharding.tensor_parallel import own_rows, regions, select_heads, vocabulary_cross_entropy
+
+Tensors = Mapping[str, Tensor]
+
+
+class Parametrization:
+    """How a model's parameters become weights, and their gradients sums, on a mesh.
+
+    Args:
+        model: on any device.
+        precision: dtypes of weights and of sums.
+        mesh: its shape; one device by default.
+        plan: the model's sharding plan.
+        replicate_below: see `layout.lay_out`.
+
+    Raises:
+        ValueError: the plan does not fit the model or the mesh.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        precision: MixedPrecision,
+        mesh: MeshShape = MeshShape(),
+        plan: Plan = Plan(),
+        replicate_below: int = REPLICATE_BELOW,
+    ) -> None:
+        self.mesh = mesh
+        self.precision = precision
+        self.layouts = lay_out_model(model, mesh, plan, replicate_below)
+        self._plan = plan
+        self._modules = find_rules(plan.modules, [path for path, _ in model.named_modules()])
+        self._units = {name: rule.unit for name, rule in find_rules(plan.parameters, list(self.layouts)).items()}
+        self._data_axes = mesh.real(DATA_AXES)
+
+    @contextlib.contextmanager
+    def running(self, model: nn.Module, shards: Tensors, buffers: Tensors) -> Iterator[None]:
+        """Inside, the model computes with the weights of these shards, laid over the mesh."""
+        weights = {name: self._weight(self.layouts[name], shard) for name, shard in shards.items()}
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_reparametrize_module(model, {**weights, **buffers}, tie_weights=True))
+            if self.mesh.tensor > 1:
+                stack.enter_context(regions(model, self._modules, self.mesh))
+            else:
+                stack.enter_context(draws_split(self._data_axes))
+            yield
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+        """Sum over rows, of the logits [R, V] that the model gives on this mesh; see `objectives.causal_lm`."""
+        if self.mesh.tensor == 1 or self._plan.vocabulary is None:
+            return F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum")
+        vocab_size = self.layouts[self._plan.vocabulary].shape[0]
+        return vocabulary_cross_entropy(logits, labels, ignore_index, vocab_size, self.mesh)
+
+    def data_sum(self, x: Tensor, label: str) -> Tensor:
+        """The sum over all parts of the batch."""
+        return all_reduce(x, self._data_axes, self.mesh.data_size, label)
+
+    def sum_gradients(self, grads: Tensors) -> dict[str, Tensor]:
+        """The gradients of the whole batch, of each device's shards, after the backward of all its microbatches."""
+        return {name: self._sum_gradient(self.layouts[name], grad) for name, grad in grads.items()}
+
+    def global_norm(self, grads: Tensors) -> Tensor:
+        """Euclidean norm of all gradients together, 0-d float32, each element counted once."""
+        squares: dict[tuple[str, ...], list[Tensor]] = {}
+        for name, grad in grads.items():
+            squares.setdefault(self.layouts[name].split_over, []).append(grad.float().square().sum())
+        sums = [
+            all_reduce(torch.stack(values).sum(), axes, self.mesh.size_of(axes), "grad_norm")
+            for axes, values in squares.items()
+        ]
+        return torch.stack(sums).sum().sqrt()
+
+    def any_device(self, flag: Tensor, label: str) -> Tensor:
+        """The largest value on any device of a mesh."""
+        return all_reduce(flag, self.mesh.real(AXES), self.mesh.size, label, "max")
+
+    def _weight(self, layout: Layout, shard: Tensor) -> Tensor:
+        weight = gather_parameter(shard, layout, self.mesh, self.precision)
+        if layout.selection is not None:
+            weight = select_heads(weight, self._units[layout.name], layout.selection, self.mesh)
+        return weight
+
+    def _sum_gradient(self, layout: Layout, grad: Tensor) -> Tensor:
+        if layout.summed_over:
+            wide = grad.to(self.precision.reduce)
+            total = all_reduce(wide, layout.summed_over, self.mesh.size_of(layout.summed_over), layout.name)
+            grad = total.to(grad.dtype)
+        dim = layout.tensor_dim
+        if dim is not None and layout.stored[dim] != layout.shape[dim]:
+            grad = grad * self._existing(layout, dim, grad).to(grad.dtype)
+        return grad
+
+    def _existing(self, layout: Layout, dim: int, grad: Tensor) -> Tensor:
+        """1 where a gradient belongs to the parameter, 0 where to what it is padded with over `tensor`."""
+        rows = own_rows(layout.shape[dim], grad.shape[dim], layout.axes[dim], self.mesh)
+        return rows.reshape([-1 if i == dim else 1 for i in range(grad.ndim)])
