@@ -174,7 +174,7 @@ def show(words: Words = None, config_dir: ConfigDir = None, as_json: Json = Fals
 def generate(settings: Settings = None, as_json: Json = False) -> None:
     """Continue a prompt with the weights of a run folder: run_dir=... prompt=..."""
     with _refusals(as_json):
-        from tpu_train.config.schema import GenerateSettings
+        from tpu_train.config.command_settings import GenerateSettings
         from tpu_train.config.settings import parse_settings
 
         parsed = parse_settings(GenerateSettings, settings or [])
@@ -188,7 +188,7 @@ def generate(settings: Settings = None, as_json: Json = False) -> None:
 def export(settings: Settings = None, as_json: Json = False) -> None:
     """Write the weights of a run folder as a Hugging Face folder: run_dir=... hf_dir=..."""
     with _refusals(as_json):
-        from tpu_train.config.schema import ExportSettings
+        from tpu_train.config.command_settings import ExportSettings
         from tpu_train.config.settings import parse_settings
 
         parsed = parse_settings(ExportSettings, settings or [])
@@ -202,7 +202,7 @@ def export(settings: Settings = None, as_json: Json = False) -> None:
 def import_(settings: Settings = None, as_json: Json = False) -> None:
     """Make a run folder of a Hugging Face folder's weights: hf_dir=... run_dir=..."""
     with _refusals(as_json):
-        from tpu_train.config.schema import ImportSettings
+        from tpu_train.config.command_settings import ImportSettings
         from tpu_train.config.settings import parse_settings
 
         parsed = parse_settings(ImportSettings, settings or [])
@@ -213,7 +213,7 @@ def import_(settings: Settings = None, as_json: Json = False) -> None:
 
 
 def _show_checkpoint(words: list[str], as_json: bool) -> None:
-    from tpu_train.config.schema import CheckpointSettings
+    from tpu_train.config.command_settings import CheckpointSettings
     from tpu_train.config.settings import parse_settings
 
     parsed = parse_settings(CheckpointSettings, words)

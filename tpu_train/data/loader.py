@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterator
 from types import TracebackType
 
+import numpy as np
+
 from tpu_train.data.prefetch import Prefetch
 from tpu_train.data.processes import ordered_map
 from tpu_train.data.sequences import ALL_ROWS, Batch, TokenStream
@@ -14,9 +16,13 @@ class _MakeBatch:
     stream: TokenStream
     batch_size: int
     rows: slice
+    num_microbatches: int = 1
 
     def __call__(self, first: int) -> Batch:
-        return self.stream.batch_from(first, self.batch_size, self.rows)
+        size = self.batch_size // self.num_microbatches
+        firsts = range(first, first + self.batch_size, size)
+        parts = [self.stream.batch_from(part, size, self.rows) for part in firsts]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 class Loader:
@@ -30,6 +36,7 @@ class Loader:
         num_steps: int,
         batch_size: int,
         rows: slice = ALL_ROWS,
+        num_microbatches: int = 1,
         num_workers: int = 0,
     ) -> None:
         """Starts making batches.
@@ -39,7 +46,8 @@ class Loader:
             first_sequence: of the first batch: the position of the run in its data.
             num_steps: how many.
             batch_size: sequences of a batch over all hosts.
-            rows: those that this host has of them; no others are read.
+            rows: those that this host has of each microbatch; no others are read.
+            num_microbatches: of a batch; divides it. A batch is made of their rows one after the other.
             num_workers: processes that make them, where they can; 0: a thread of this one.
 
         Raises:
@@ -55,7 +63,9 @@ class Loader:
                 "less training.steps"
             )
         num_workers = num_workers if stream.can_be_pickled else 0
-        self._batches = Prefetch(ordered_map(_MakeBatch(stream, batch_size, rows), firsts, num_workers))
+        self._batches = Prefetch(
+            ordered_map(_MakeBatch(stream, batch_size, rows, num_microbatches), firsts, num_workers)
+        )
 
     @property
     def data_wait_s(self) -> float:

@@ -117,8 +117,9 @@ class Processes:
         self._lock = threading.Lock()
         self._uses: dict[str, int] = {}
         self._ending = False
+        self._listener = threading.Thread(target=self._listen, name="processes", daemon=True)
         if client is not None:
-            threading.Thread(target=self._listen, name="processes", daemon=True).start()
+            self._listener.start()
 
     @property
     def is_first(self) -> bool:
@@ -178,11 +179,13 @@ class Processes:
         if self._client is None or self._ending:
             return
         self._ending = True
+        _aborts.become(f"process {self.index} of {self.count} ended: {reason}", code)
         word = json.dumps({"process": self.index, "reason": reason, "code": code})
         # The service may be gone or busy. What JAX does of its own at the exit of a process may wait for the lost one.
         teller = threading.Thread(target=self._say, args=(word,), daemon=True)
         teller.start()
-        teller.join(timeout=5 * _WORD_SECONDS)
+        teller.join(5 * _WORD_SECONDS)
+        self._listener.join(_WORD_SECONDS)  # a thread inside JAX when the interpreter ends is an abort
         if self.is_first:
             time.sleep(_WORD_SECONDS)
 
@@ -195,14 +198,23 @@ class Processes:
         return ProcessLost(f"{_LOST} ({text[:200]})")
 
     def leave(self) -> None:
-        """Waits for all and leaves."""
-        if self._client is not None:
-            from jax._src.distributed import global_state
+        """Waits for all and leaves.
 
-            self._ending = True
-            global_state.shutdown()
-            _aborts.become(None)
-            self._client = None
+        Raises:
+            ProcessLost: one is gone.
+        """
+        if self._client is None:
+            return
+        from jax._src.distributed import global_state
+
+        self.barrier("leave")
+        self._ending = True
+        if self.is_first:
+            self._say("")
+        self._listener.join(_LEAVE_SECONDS)
+        global_state.shutdown()
+        _aborts.become(None)
+        self._client = None
 
     def __enter__(self) -> "Processes":
         return self
@@ -238,19 +250,18 @@ class Processes:
         """Waits for the word of a process that ends out of turn; the service's end is process 0's."""
         client = self._client
         assert client is not None
-        while not self._ending:
+        while True:
             try:
-                word = json.loads(client.blocking_key_value_get(_ENDED, _AGREE_MILLISECONDS))
+                word = client.blocking_key_value_get(_ENDED, _AGREE_MILLISECONDS)
             except Exception as error:
                 if "DEADLINE_EXCEEDED" in str(error):
                     continue
-                word = {"process": 0, "reason": "it does not answer", "code": 1}
-            if not self._ending:
-                _end(
-                    f"process {word['process']} of {self.count} ended: {word['reason']}; process {self.index} ends too"
-                    f"; {_GO_ON}",
-                    word["code"],
-                )
+                word = json.dumps({"process": 0, "reason": "it does not answer", "code": 1})
+            break
+        if word and not self._ending:
+            said = json.loads(word)
+            whom = f"process {said['process']} of {self.count} ended: {said['reason']}"
+            _end(f"{whom}; process {self.index} ends too; {_GO_ON}", said["code"])
 
 
 _GO_ON = "the same command goes on from the newest checkpoint"
@@ -415,7 +426,7 @@ class _Aborts:
 
     def _on_abort(self, _: int) -> None:
         signal.alarm(5)  # ends the process if another thread keeps the log
-        _end(f"{self._message} (JAX's reason is above)", self._code)
+        _end(f"{self._message} (JAX's report is on stderr)", self._code)
 
 
 _aborts = _Aborts()

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from tpu_train.graph.capture import Tree, map_leaves
-from tpu_train.sharding.mesh import AXES, DATA_AXES, DimAxes, MeshShape
+from tpu_train.sharding.mesh import AXES, DATA_AXES, ONE_DEVICE, DimAxes, MeshShape
 
 # Dotted name of a leaf (`state.params.norm.weight`) to the axes of its dimensions; () is a copy on each device.
 AxesOf = Callable[[str], DimAxes]
@@ -34,7 +34,7 @@ class Placement:
     """
 
     devices: tuple[Any, ...]
-    shape: MeshShape = MeshShape()
+    shape: MeshShape = ONE_DEVICE
     axes_of: AxesOf = _nowhere_split
 
     @property
@@ -65,7 +65,7 @@ class Placement:
             sharding = self.sharding(name)
             if sharding.is_fully_addressable:
                 return jax.device_put(array, sharding)
-            return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+            return jax.make_array_from_callback(array.shape, sharding, lambda index: array[_known(index)])
 
         return map_leaves(place, tree, prefix)
 
@@ -81,24 +81,35 @@ class Placement:
         """
         shape = (*rows.shape[:dim], num_rows, *rows.shape[dim + 1 :])
 
-        def part(index: tuple[slice, ...]) -> np.ndarray:
-            start, stop, _ = index[dim].indices(num_rows)
-            own = (*index[:dim], slice(start - first, stop - first), *index[dim + 1 :])
-            return rows[own]
+        def part(index: Any) -> np.ndarray:
+            before, (own, *after) = _known(index)[:dim], _known(index)[dim:]
+            start, stop, _ = own.indices(num_rows)
+            return rows[(*before, slice(start - first, stop - first), *after)]
 
         return jax.make_array_from_callback(shape, self.sharding(name), part)
 
     def fill(self, name: str, value: np.generic) -> Any:
         """A leaf with one element for each device, all of this process's the same."""
-        return jax.make_array_from_callback(
-            (self.shape.size,), self.sharding(name), lambda index: np.full(len(range(*index[0].indices(self.shape.size))), value)
-        )
+
+        def part(index: Any) -> np.ndarray:
+            return np.full(len(range(*_known(index)[0].indices(self.shape.size))), value)
+
+        return jax.make_array_from_callback((self.shape.size,), self.sharding(name), part)
 
     def own_rows(self, num_rows: int) -> slice:
         """Which of `num_rows`, laid over the data axes, this process's devices need."""
         sharding = NamedSharding(self.mesh, PartitionSpec(DATA_AXES))
-        parts = [index[0].indices(num_rows) for index in sharding.addressable_devices_indices_map((num_rows,)).values()]
+        parts = [
+            _known(index)[0].indices(num_rows)
+            for index in sharding.addressable_devices_indices_map((num_rows,)).values()
+        ]
         return slice(min(start for start, _, _ in parts), max(stop for _, stop, _ in parts))
+
+
+def _known(index: Any) -> tuple[slice, ...]:
+    """The index of a part; JAX has none only for what is not an array."""
+    assert index is not None
+    return index
 
 
 def order_devices(devices: Sequence[Any], shape: MeshShape) -> tuple[Any, ...]:

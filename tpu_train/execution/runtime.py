@@ -68,7 +68,8 @@ class Runtime:
             self.devices = _first_of_each_process(found, devices)
         self.device_kind = self.devices[0].device_kind
         self.num_slices = num_slices(self.devices)
-        self._home = next(device for device in self.devices if device.process_index == jax.process_index())
+        self.num_processes, self.process_index = jax.process_count(), jax.process_index()
+        self._home = next(device for device in self.devices if device.process_index == self.process_index)
 
     def placement(self, shape: MeshShape, axes_of: AxesOf) -> Placement:
         """Lays a mesh over the devices.

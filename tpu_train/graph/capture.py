@@ -20,7 +20,7 @@ from tpu_train.graph import random_sites
 from tpu_train.graph.collectives import first_difference, name_collectives
 from tpu_train.graph.passes import run_passes
 from tpu_train.lowering.decompose import UnsupportedOpsError, make_lowerable
-from tpu_train.sharding.mesh import MeshShape, traced_as, traced_mesh
+from tpu_train.sharding.mesh import ONE_DEVICE, MeshShape, traced_as, traced_mesh
 
 # Nested dicts (and tuples) whose leaves are tensors, arrays or specs.
 Tree = Any
@@ -82,7 +82,7 @@ def capture(
     function: Callable[..., Tree],
     inputs: Mapping[str, Tree],
     passes: Sequence[str] = (),
-    mesh: MeshShape = MeshShape(),
+    mesh: MeshShape = ONE_DEVICE,
 ) -> CapturedProgram:
     """Captures `function(**inputs)`, the part of one device of a mesh.
 

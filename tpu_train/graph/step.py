@@ -19,6 +19,9 @@ from tpu_train.sharding.parametrization import Parametrization
 
 Tensors = Mapping[str, Tensor]
 
+# What a process may want of all, in rising order: a checkpoint, or a checkpoint and the end.
+NOTHING, SAVE, STOP = 0, 1, 2
+
 
 @dataclasses.dataclass(frozen=True)
 class StepSettings:
@@ -53,16 +56,16 @@ def make_train_step(
     parallel: Parametrization,
     settings: StepSettings = StepSettings(),
 ) -> Callable[..., Tree]:
-    """`step(state, batch, lr, stop=None) -> {"state": ..., "metrics": ...}`, to be captured.
+    """`step(state, batch, lr, ask=None) -> {"state": ..., "metrics": ...}`, to be captured.
 
     `state` holds `params`, `frozen`, `buffers` (name to tensor), `optimizer` (slot to name to tensor), `updates` (0-d
     int32, applied updates), `step` (0-d int32, finished steps), `seed` and `halted` (0-d bool). `batch` is a dict of
-    tensors; with accumulation their leading dimension is the microbatches'. `lr` is 0-d float32, `stop` int32 [1],
-    whether this device's process asks for an end.
+    tensors; with accumulation their leading dimension is the microbatches'. `lr` is 0-d float32, `ask` int32 [1],
+    what this device's process wants of all: `NOTHING`, `SAVE` or `STOP`.
 
     Metrics: `loss` (mean over the step's valid targets), `grad_norm` (global, before clipping), `weight` (valid
-    targets), `finite` (whether the update was sound), `stop` (whether any process asks for an end), and the
-    objective's own sums.
+    targets), `finite` (whether the update was sound), `asked` (the most that any process wants), and the objective's
+    own sums.
 
     Args:
         model: its parameters are replaced by the state's; may be on meta.
@@ -70,7 +73,7 @@ def make_train_step(
         parallel: how the model is laid over devices.
     """
 
-    def step(state: Tree, batch: Batch, lr: Tensor, stop: Tensor | None = None) -> Tree:
+    def step(state: Tree, batch: Batch, lr: Tensor, ask: Tensor | None = None) -> Tree:
         model.train()
         # Before the loop: each microbatch is divided by the weight of them all, on all devices, so that no split of
         # the batch changes the sum, whatever the number of valid targets of a part.
@@ -92,8 +95,8 @@ def make_train_step(
         new["halted"] = state["halted"] | ~finite if settings.halt_on_nonfinite else state["halted"]
         metrics = {name: parallel.data_sum(value, name) for name, value in micro.metrics.items()}
         metrics |= {"loss": loss, "grad_norm": grad_norm, "weight": weight, "finite": finite}
-        if stop is not None:
-            metrics["stop"] = parallel.any_device(stop[0], "stop")
+        if ask is not None:
+            metrics["asked"] = parallel.largest(ask[0], "ask")
         return {"state": {**state, **new}, "metrics": metrics}
 
     return step

@@ -165,7 +165,9 @@ def _functionalize_loop(
 _library = torch.library.Library("tpu_train", "DEF")
 _library.define("random_uniform(SymInt[] size, int site, *, ScalarType dtype, str[]? axes=None) -> Tensor")
 _library.define("random_normal(SymInt[] size, int site, *, ScalarType dtype, str[]? axes=None) -> Tensor")
-_library.define("random_integers(SymInt[] size, int low, int high, int site, *, ScalarType dtype, str[]? axes=None) -> Tensor")
+_library.define(
+    "random_integers(SymInt[] size, int low, int high, int site, *, ScalarType dtype, str[]? axes=None) -> Tensor"
+)
 
 
 def _generator(site: int) -> torch.Generator:

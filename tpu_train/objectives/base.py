@@ -36,7 +36,10 @@ class Objective(Protocol):
             None: every device has the whole field. Fields that are not named have it first.
     """
 
-    sequence_dims: Mapping[str, int | None]
+    @property
+    def sequence_dims(self) -> Mapping[str, int | None]:
+        """See above."""
+        ...
 
     def weight(self, batch: Batch) -> Tensor:
         """0-d float32: the number of valid targets of the batch, without running the model."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from tpu_train.sharding.mesh import AXES, DATA_AXES, DimAxes, MeshShape
-from tpu_train.sharding.plan import ParameterRule, Plan, find_rules
+from tpu_train.sharding.plan import NO_PLAN, NO_RULE, ParameterRule, Plan, find_rules
 
 # Below it a parameter is not split over `fsdp`: a gather of some kilobytes costs its latency, and the copies are small.
 REPLICATE_BELOW = 32_768
@@ -74,7 +74,7 @@ def lay_out(
     name: str,
     shape: tuple[int, ...],
     mesh: MeshShape,
-    rule: ParameterRule = ParameterRule(),
+    rule: ParameterRule = NO_RULE,
     replicate_below: int = REPLICATE_BELOW,
 ) -> Layout:
     """Lays out one parameter.
@@ -147,7 +147,7 @@ def _round_up(size: int, multiple: int) -> int:
 
 
 def lay_out_model(
-    model: nn.Module, mesh: MeshShape, plan: Plan = Plan(), replicate_below: int = REPLICATE_BELOW
+    model: nn.Module, mesh: MeshShape, plan: Plan = NO_PLAN, replicate_below: int = REPLICATE_BELOW
 ) -> Mapping[str, Layout]:
     """The layout of every parameter by full name.
 
@@ -159,6 +159,5 @@ def lay_out_model(
     if mesh.tensor > 1 and not plan.modules:
         raise ValueError(f"tensor={mesh.tensor}: the model's sharding plan has no rules for tensor parallelism")
     return {
-        name: lay_out(name, shape, mesh, rules.get(name, ParameterRule()), replicate_below)
-        for name, shape in shapes.items()
+        name: lay_out(name, shape, mesh, rules.get(name, NO_RULE), replicate_below) for name, shape in shapes.items()
     }

@@ -59,6 +59,9 @@ class MeshShape:
         return " x ".join(f"{axis} {getattr(self, axis)}" for axis in AXES)
 
 
+ONE_DEVICE = MeshShape()
+
+
 def fill(sizes: Mapping[str, int], num_devices: int) -> MeshShape:
     """The mesh of all devices, with the one size that is -1 computed.
 
@@ -114,7 +117,7 @@ def traced_as(shape: MeshShape, rank: int) -> Iterator[None]:
     dist.init_process_group("fake", rank=rank, world_size=shape.size, store=FakeStore())
     try:
         mesh = init_device_mesh("cpu", tuple(getattr(shape, axis) for axis in AXES), mesh_dim_names=AXES)
-        groups = {mesh.get_group(axis).group_name: (axis, getattr(shape, axis)) for axis in AXES}
+        groups = {str(mesh.get_group(axis).group_name): (axis, getattr(shape, axis)) for axis in AXES}
         token = _TRACED.set(TracedMesh(mesh, groups))
         try:
             yield

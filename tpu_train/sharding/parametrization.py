@@ -15,8 +15,8 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from tpu_train.sharding.collectives import all_reduce, draws_split
 from tpu_train.sharding.layout import REPLICATE_BELOW, Layout, lay_out_model
-from tpu_train.sharding.mesh import AXES, DATA_AXES, MeshShape
-from tpu_train.sharding.plan import Plan, find_rules
+from tpu_train.sharding.mesh import AXES, DATA_AXES, ONE_DEVICE, MeshShape
+from tpu_train.sharding.plan import NO_PLAN, Plan, find_rules
 from tpu_train.sharding.simple_fsdp import MixedPrecision, gather_parameter
 from tpu_train.sharding.tensor_parallel import own_rows, regions, select_heads, vocabulary_cross_entropy
 
@@ -41,8 +41,8 @@ class Parametrization:
         self,
         model: nn.Module,
         precision: MixedPrecision,
-        mesh: MeshShape = MeshShape(),
-        plan: Plan = Plan(),
+        mesh: MeshShape = ONE_DEVICE,
+        plan: Plan = NO_PLAN,
         replicate_below: int = REPLICATE_BELOW,
     ) -> None:
         self.mesh = mesh
@@ -91,12 +91,12 @@ class Parametrization:
         ]
         return torch.stack(sums).sum().sqrt()
 
-    def any_device(self, flag: Tensor, label: str) -> Tensor:
-        """The largest value on any device of a mesh."""
-        return all_reduce(flag, self.mesh.real(AXES), self.mesh.size, label, "max")
+    def largest(self, x: Tensor, label: str) -> Tensor:
+        """The largest value on any device."""
+        return all_reduce(x, self.mesh.real(AXES), self.mesh.size, label, "max")
 
     def _weight(self, layout: Layout, shard: Tensor) -> Tensor:
-        weight = gather_parameter(shard, layout, self.mesh, self.precision)
+        weight = gather_parameter(shard, layout, self.precision)
         if layout.selection is not None:
             weight = select_heads(weight, self._units[layout.name], layout.selection, self.mesh)
         return weight

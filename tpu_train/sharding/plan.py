@@ -56,6 +56,10 @@ class Plan:
     vocabulary: str | None = None
 
 
+NO_RULE = ParameterRule()
+NO_PLAN = Plan()
+
+
 def matches(pattern: str, path: str) -> bool:
     """Whether a path fits a pattern, in which `*` stands for one part between dots (or a piece of one)."""
     return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]*"), path) is not None

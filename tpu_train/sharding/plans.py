@@ -1,8 +1,8 @@
 """The plans of the shipped families: which dimension of each parameter is split over `tensor`.
 
-Key idea: the layout of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053) with its sequence parallelism (Korthikanti et
-al. 2022, arXiv:2205.05198): the first products of a block are split by columns (heads, hidden units), the last one by
-rows, norms and residuals along the sequence, embedding and logits along the vocabulary.
+Key idea: the layout of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053) with its sequence parallelism (Korthikanti
+et al. 2022, arXiv:2205.05198): the first products of a block are split by columns (heads, hidden units), the last one
+by rows, norms and residuals along the sequence, embedding and logits along the vocabulary.
 """
 
 from collections.abc import Callable

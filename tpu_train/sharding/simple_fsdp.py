@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import traceback as fx_traceback
 
 from tpu_train.sharding.layout import Layout
-from tpu_train.sharding.mesh import MeshShape, traced_mesh
+from tpu_train.sharding.mesh import traced_mesh
 
 # Key under which a node's `meta["custom"]` names the parameter that is gathered.
 LABEL = "collective"
@@ -30,7 +30,7 @@ class MixedPrecision:
     reduce: torch.dtype
 
 
-def gather_parameter(shard: Tensor, layout: Layout, mesh: MeshShape, precision: MixedPrecision) -> Tensor:
+def gather_parameter(shard: Tensor, layout: Layout, precision: MixedPrecision) -> Tensor:
     """The parameter, in the compute dtype, of this device's shard; still split over `tensor` where its layout says so.
 
     Its gradient is summed over `fsdp` and split as the shard is.

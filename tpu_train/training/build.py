@@ -22,8 +22,6 @@ def build_model(config: schema.Llama3Model | schema.Qwen3Model, device: str = "m
         return FAMILIES[family](**sizes).build()
 
 
-def build_objective(
-    config: schema.CausalLmObjective, cross_entropy: CrossEntropy = summed_cross_entropy
-) -> Objective:
+def build_objective(config: schema.CausalLmObjective, cross_entropy: CrossEntropy = summed_cross_entropy) -> Objective:
     """The objective of a configuration, with the cross-entropy that fits where the logits lie."""
     return {"causal_lm": CausalLm}[config.name](cross_entropy)

@@ -4,16 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from tpu_train.config.command_settings import CheckpointSettings, ExportSettings, GenerateSettings, ImportSettings
 from tpu_train.config.compose import compose
 from tpu_train.config.problems import ConfigError, Problem, refused_at
-from tpu_train.config.schema import (
-    CheckpointSettings,
-    ExportSettings,
-    FileTokenizer,
-    GenerateSettings,
-    ImportSettings,
-    Run,
-)
+from tpu_train.config.schema import FileTokenizer, Run
 from tpu_train.data.tokenizers import build_tokenizer
 from tpu_train.execution.program import LoweringOptions
 from tpu_train.execution.runtime import Runtime
@@ -118,7 +112,7 @@ def import_(settings: ImportSettings) -> dict[str, Any]:
     )
     runtime = Runtime("cpu")
     engine = Engine(run, runtime)
-    params = {name: runtime.put(load_as(folder.source, name, folder.dtype)) for name in folder.source.specs}
+    params = engine.place(lambda name: load_as(folder.source, name, folder.dtype))
     RunFolder(target, run).close()
     checkpoints = Checkpoints(target)
     checkpoints.save(0, engine.state_from(params), checkpoint_meta(run, 0, 0, None, 0))

@@ -20,7 +20,7 @@ from tpu_train.optim.build import build_optimizer, decay_mask
 from tpu_train.sharding.layout import Layout
 from tpu_train.sharding.mesh import MeshShape
 from tpu_train.sharding.parametrization import Parametrization
-from tpu_train.sharding.plan import Plan
+from tpu_train.sharding.plan import NO_PLAN, Plan
 from tpu_train.sharding.plans import PLANS
 from tpu_train.sharding.rules import mesh_shape
 from tpu_train.sharding.simple_fsdp import MixedPrecision
@@ -42,13 +42,11 @@ class Engine:
         ValueError: the mesh does not fit the devices, or the plan the model.
     """
 
-    def __init__(
-        self, run: Run, runtime: Runtime, model: nn.Module | None = None, plan: Plan | None = None
-    ) -> None:
+    def __init__(self, run: Run, runtime: Runtime, model: nn.Module | None = None, plan: Plan | None = None) -> None:
         self._run = run
         self._runtime = runtime
         if plan is None:
-            plan = PLANS[run.model.family](run.model) if model is None else Plan()
+            plan = PLANS[run.model.family](run.model) if model is None else NO_PLAN
         self.model = build_model(run.model) if model is None else model
         self._optimizer = build_optimizer(run.optimizer)
         self.mesh = mesh_shape(run, len(runtime.devices), runtime.num_slices)
@@ -152,6 +150,11 @@ class Engine:
             "halted": WeightSpec((), "bool"),
         }
 
+    def padded_shapes(self) -> dict[str, list[int]]:
+        """The shapes of the parameters that are stored longer than they are."""
+        layouts = self.parallel.layouts.values()
+        return {layout.name: list(layout.shape) for layout in layouts if layout.stored != layout.shape}
+
     def restore(self, path: Path) -> Tree:
         """The state of a checkpoint, whatever mesh saved it."""
         return restore(path, self.state_spec(), lambda name: self.placement.sharding(f"state.{name}"))
@@ -164,7 +167,7 @@ class Engine:
         return self.placement.own_rows(num_rows)
 
     def step(
-        self, state: Tree, batch: Mapping[str, np.ndarray], lr: float, stop: bool | None = None
+        self, state: Tree, batch: Mapping[str, np.ndarray], lr: float, ask: int | None = None
     ) -> tuple[Tree, Tree]:
         """Starts one step and returns the new state and metrics without waiting; `state` is gone afterwards.
 
@@ -172,14 +175,14 @@ class Engine:
             state: on the devices.
             batch: this process's rows, those of the first microbatch first.
             lr: the learning rate.
-            stop: whether this process asks for an end, which the metric `stop` tells all; None: nobody asks.
+            ask: what this process wants of all, see `graph.step`; the metric `asked` tells it to all. None: no metric.
         """
-        result = self.train_step(state=state, **self._step_inputs(batch, lr, stop))
+        result = self.train_step(state=state, **self.step_inputs(batch, lr, ask))
         return result["state"], result["metrics"]
 
-    def compile_step(self, state: Tree, batch: Mapping[str, np.ndarray], stop: bool | None = None) -> None:
+    def compile_step(self, state: Tree, batch: Mapping[str, np.ndarray], ask: int | None = None) -> None:
         """Compiles the step for this batch's shape, so that the first step's time is a step's time."""
-        self.train_step.compiled(state=state, **self._step_inputs(batch, 0.0, stop))
+        self.train_step.compiled(state=state, **self.step_inputs(batch, 0.0, ask))
 
     def held_out_sums(self, state: Tree, batch: Mapping[str, np.ndarray]) -> tuple[float, float]:
         """Loss summed over the valid targets of a batch, of which this process has its rows, and their number."""
@@ -188,9 +191,10 @@ class Engine:
         result = self._runtime.fetch(self.evaluate(batch=batch, **weights))
         return float(result["total"]), float(result["weight"])
 
-    def _step_inputs(self, batch: Mapping[str, np.ndarray], lr: float, stop: bool | None) -> Tree:
+    def step_inputs(self, batch: Mapping[str, np.ndarray], lr: float, ask: int | None = None) -> Tree:
+        """What a step takes besides the state, on the devices; see `step`."""
         inputs = {"batch": self._microbatches.put(self.placement, batch), **self.placement.put({"lr": np.float32(lr)})}
-        return inputs if stop is None else {**inputs, "stop": self.placement.fill("stop", np.int32(stop))}
+        return inputs if ask is None else {**inputs, "ask": self.placement.fill("ask", np.int32(ask))}
 
 
 def build_parametrization(run: Run, model: nn.Module, mesh: MeshShape, plan: Plan) -> Parametrization:

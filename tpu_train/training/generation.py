@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from tpu_train.config import schema
+from tpu_train.config.command_settings import GenerateSettings
 from tpu_train.data.tokenizers import Tokenizer
 from tpu_train.execution.program import LoweringOptions, Program
 from tpu_train.execution.runtime import Runtime
@@ -136,7 +137,7 @@ class Generator:
             counts[name] += program.compile_count
         return counts
 
-    def generate(self, prompts: Sequence[str], settings: schema.GenerateSettings) -> Generated:
+    def generate(self, prompts: Sequence[str], settings: GenerateSettings) -> Generated:
         """Continues all prompts as one batch, `settings.num_samples` times each; those of one shape compile once."""
         count = settings.num_samples
         encoded = [self._encode(prompt) for prompt in prompts]
@@ -180,7 +181,7 @@ class Generator:
         return cache, time.perf_counter() - start
 
     def _decode(
-        self, shape: _Shape, cache: Tree, rows: Sequence[np.ndarray], settings: schema.GenerateSettings
+        self, shape: _Shape, cache: Tree, rows: Sequence[np.ndarray], settings: GenerateSettings
     ) -> tuple[np.ndarray, float]:
         """Tokens [steps, B] until every row has an EOS or `max_tokens`, and the seconds they took."""
         method = _method(settings)
@@ -258,7 +259,7 @@ class Generator:
         return {**params, **program(params=wrong)} if wrong else params
 
 
-def read_prompts(settings: schema.GenerateSettings) -> list[str]:
+def read_prompts(settings: GenerateSettings) -> list[str]:
     """The prompts: the one given, each line of the file, or an empty one.
 
     Raises:
@@ -278,7 +279,7 @@ def read_prompts(settings: schema.GenerateSettings) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
-def _method(settings: schema.GenerateSettings) -> Method:
+def _method(settings: GenerateSettings) -> Method:
     if np.float32(settings.temperature) < np.finfo(np.float32).tiny:  # 0 on the device
         return "greedy"
     return "all" if settings.top_p == 1 else "nucleus"

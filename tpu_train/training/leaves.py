@@ -57,13 +57,13 @@ class BatchLayout:
 
 
 def leaf_axes(layouts: Mapping[str, Layout], batches: BatchLayout) -> AxesOf:
-    """The axes of a leaf: of `state.*` or a part of it, of `batch.*`, and of `stop`, one flag for each device."""
+    """The axes of a leaf: of `state.*` or a part of it, of `batch.*`, and of `ask`, one number for each device."""
 
     def axes_of(name: str) -> DimAxes:
         part, _, rest = name.removeprefix("state.").partition(".")
         if part == "batch":
             return batches.axes_of(rest)
-        if part == "stop":
+        if part == "ask":
             return (AXES,)
         if part == "optimizer":
             rest = rest.partition(".")[2]

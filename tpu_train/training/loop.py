@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from tpu_train.data.loader import Loader
 from tpu_train.data.stream import PackedStream, TokenStream
 from tpu_train.execution.runtime import Runtime
 from tpu_train.graph.capture import Tree
+from tpu_train.graph.step import NOTHING, SAVE, STOP
 from tpu_train.objectives.flops import flops_per_token
 from tpu_train.optim.schedules import schedule
 from tpu_train.training.checkpoints import Checkpoints, attempt, checkpoint_meta, num_cores
@@ -29,6 +31,7 @@ from tpu_train.training.engine import Engine
 from tpu_train.training.loggers import Loggers
 from tpu_train.training.metrics import Speedometer
 from tpu_train.training.resume import Start
+from tpu_train.training.saved_run import SHAPES
 from tpu_train.training.stopping import PREEMPTED, Stopper
 
 log = logging.getLogger(__name__)
@@ -106,12 +109,17 @@ class Loop:
         self._checkpoints, self._stopper = parts.checkpoints, parts.stopper
         self._rate = schedule(run.schedule, run.optimizer.lr, run.training.steps)
         self._speed = Speedometer(
-            flops_per_token(engine.model, run.training.seq_len), runtime.peak_flops(run.precision.compute)
+            flops_per_token(engine.model, run.training.seq_len),
+            runtime.peak_flops(run.precision.compute),
+            runtime.num_chips(engine.placement),
         )
-        self._batch_size = global_batch_size(run)
+        self._batch_size = global_batch_size(run, engine.mesh.size)
+        # Of several processes each says at every step what it wants of all, and all hear it at the same one.
+        self._agrees = runtime.num_processes > 1
         self._tokens_per_step = self._batch_size * run.training.seq_len
         self._skipped = int((self._start.meta or {}).get("skipped_steps", 0))
         self._under_way: deque[_Started] = deque()
+        self._asked = NOTHING
         self._step = self._start.step  # that the state is of
         self._saved_step: int | None = None
         self._begun = self._last_finish = self._last_save = 0.0
@@ -124,9 +132,12 @@ class Loop:
         """
         parameters = sum(p.numel() for p in self._engine.model.parameters())
         log.info("%s parameters, %s tokens a step", f"{parameters:,}", f"{self._tokens_per_step:,}")
+        if self._engine.mesh.size > 1:
+            log.info("%d devices: %s", self._engine.mesh.size, self._engine.mesh)
         self._report_cores()
         training = self._streams.training
-        self._engine.compile_step(self._state, training.batch_from(self._streams.first, self._batch_size))
+        example = training.batch_from(self._streams.first, 1)
+        self._engine.compile_step(self._state, self._like_a_batch(example), self._ask())
         if training.num_skipped_records:
             log.warning("%d records of the data could not be read and are left out", training.num_skipped_records)
         try:
@@ -148,6 +159,8 @@ class Loop:
             first_sequence=self._streams.first,
             num_steps=self._run.training.steps - self._start.step,
             batch_size=self._batch_size,
+            rows=self._engine.batch_rows(self._batch_size // self._run.training.grad_accumulation),
+            num_microbatches=self._run.training.grad_accumulation,
             num_workers=self._run.data.num_workers,
         )
 
@@ -159,7 +172,7 @@ class Loop:
             self._stopper.running()
             for step, batch in enumerate(batches, start=self._start.step + 1):
                 lr = self._rate(step - 1)
-                self._state, metrics = self._engine.step(self._state, batch, lr)
+                self._state, metrics = self._engine.step(self._state, batch, lr, self._ask())
                 self._step = step
                 self._under_way.append(_Started(step, lr, batches.data_wait_s, metrics))
                 if len(self._under_way) > 1:
@@ -169,11 +182,31 @@ class Loop:
                     self._validate(step)
                 if step < last and self._save_is_due(step):
                     self._save(step)
-                if step < last and (reason := self._stopper.reason):
+                if step < last and (reason := self._reason_to_stop()):
                     log.warning("stopping after step %d: %s", step, reason)
                     self._drain()
                     return True
         return False
+
+    def _ask(self) -> int | None:
+        """What this process wants of all; None where it is alone."""
+        if not self._agrees:
+            return None
+        if self._stopper.reason:
+            return STOP
+        return SAVE if self._runtime.process_index == 0 and self._clock_says_save() else NOTHING
+
+    def _reason_to_stop(self) -> str | None:
+        """Why to end after this step; of several processes all get the same answer at the same step."""
+        if self._agrees and self._asked < STOP:
+            return None
+        return self._stopper.reason or ("another process was asked to" if self._agrees else None)
+
+    def _like_a_batch(self, example: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """A batch of this process's size whose values do not matter."""
+        count = self._run.training.grad_accumulation
+        rows = range(self._batch_size // count)[self._engine.batch_rows(self._batch_size // count)]
+        return {name: np.repeat(values, count * len(rows), axis=0) for name, values in example.items()}
 
     def _drain(self) -> None:
         """Waits for the steps under way and writes their lines."""
@@ -186,6 +219,7 @@ class Loop:
         now = time.perf_counter()
         seconds, self._last_finish = now - self._last_finish, now
         finite = bool(metrics.pop("finite"))
+        self._asked = max(self._asked, int(metrics.pop("asked", NOTHING)))
         self._skipped += not finite
         memory = self._runtime.peak_memory()
         record = {
@@ -219,8 +253,10 @@ class Loop:
             return
         self._drain()
         total = weight = 0.0
+        rows = self._engine.batch_rows(self._batch_size)
         for i in range(min(self._run.validation.steps, held_out.num_batches(self._batch_size))):
-            sums = self._engine.held_out_sums(self._state, held_out.batch(i, self._batch_size))
+            batch = {name: values[rows] for name, values in held_out.batch(i, self._batch_size).items()}
+            sums = self._engine.held_out_sums(self._state, batch)
             total, weight = total + sums[0], weight + sums[1]
         loss = total / weight
         log.info("step %d: held-out loss %.4f nats per token, perplexity %.2f", step, loss, _perplexity(loss))
@@ -229,10 +265,14 @@ class Loop:
 
     def _save_is_due(self, step: int) -> bool:
         every = self._run.checkpoint.every
-        if every is None:
-            return False
         if isinstance(every, int):
             return step % every == 0
+        return self._asked >= SAVE if self._agrees else self._clock_says_save()
+
+    def _clock_says_save(self) -> bool:
+        every = self._run.checkpoint.every
+        if not isinstance(every, str):
+            return False
         return time.perf_counter() - self._last_save >= (duration_seconds(every) or math.inf)
 
     def _save(self, step: int) -> None:
@@ -250,6 +290,7 @@ class Loop:
         else:
             self._report_failed_save(step, reason)
         self._last_save = self._last_finish = time.perf_counter()
+        self._asked = NOTHING if self._asked == SAVE else self._asked
 
     def _report_failed_save(self, step: int, reason: str) -> None:
         kept = ", ".join(map(str, self._checkpoints.steps())) or "none"
@@ -282,7 +323,8 @@ class Loop:
     def _end_halted(self, bad: int) -> int:
         """Saves the state before a non-finite step, which that step and later ones left as it was."""
         self._under_way.clear()
-        state = {**self._state, **self._runtime.put({"step": np.int32(bad - 1), "halted": np.bool_(False)})}
+        numbers = {"step": np.int32(bad - 1), "halted": np.bool_(False)}
+        state = {**self._state, **self._engine.placement.put(numbers, "state")}
         saved = self._save_and_wait(bad - 1, state)
         where = f"the weights of step {bad - 1} are in {self._checkpoints.path(bad - 1)}" if saved else "they are lost"
         log.error(
@@ -293,7 +335,9 @@ class Loop:
 
     def _meta(self, step: int) -> dict[str, Any]:
         position = self._streams.first + (step - self._start.step) * self._batch_size
-        return checkpoint_meta(self._run, step, position, self._streams.training.fingerprint, self._skipped)
+        meta = checkpoint_meta(self._run, step, position, self._streams.training.fingerprint, self._skipped)
+        padded = self._engine.padded_shapes()
+        return {**meta, SHAPES: padded} if padded else meta
 
     def _report_cores(self) -> None:
         before = (self._start.meta or {}).get("num_cores", num_cores())

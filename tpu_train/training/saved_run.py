@@ -1,7 +1,7 @@
 """A run folder as others read it: its configuration, its checkpoints' contents and their weights."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from tpu_train.training.checkpoints import Checkpoints
 from tpu_train.training.weights import WeightSource, WeightSpec
 
 _WEIGHTS = ("params", "frozen")
+# Entry of a checkpoint's meta: the shapes of parameters that are stored longer than they are.
+SHAPES = "shapes"
 
 
 class SavedRun:
@@ -64,12 +66,9 @@ class SavedRun:
     def weights(self, step: int) -> WeightSource:
         """The model's weights at a step, by name."""
         path = self.checkpoints.path(step)
-        specs = saved_specs(path)
+        specs, shapes = saved_specs(path), self.checkpoints.meta(step).get(SHAPES, {})
         places = {name: part for part in _WEIGHTS for name in specs.get(part, {})}
-        found = {
-            name: WeightSpec(tuple(specs[part][name].shape), str(specs[part][name].dtype))
-            for name, part in places.items()
-        }
+        found = {name: _spec(specs[part][name], shapes.get(name)) for name, part in places.items()}
         return WeightSource(str(path), found, lambda name: read_array(path, (places[name], name), found[name]))
 
     def check_fits(self, model: Llama3Model | Qwen3Model) -> None:
@@ -92,21 +91,24 @@ class SavedRun:
         """Step, data position, and dtype, shape and sha256 of every tensor of a checkpoint."""
         path = self.checkpoints.path(step)
         meta = self.checkpoints.meta(step)
-        tensors = dict(_tensors(path, saved_specs(path)))
-        kept = {name: value for name, value in meta.items() if name != "config"}
+        tensors = dict(_tensors(path, saved_specs(path), meta.get(SHAPES, {})))
+        kept = {name: value for name, value in meta.items() if name not in ("config", SHAPES)}
         return {"run_dir": str(self.folder), "steps": self.checkpoints.steps(), **kept, "tensors": tensors}
 
 
-def _spec(saved: Any) -> WeightSpec:
-    return WeightSpec(tuple(saved.shape), str(saved.dtype))
+def _spec(saved: Any, shape: Sequence[int] | None) -> WeightSpec:
+    """Of a tensor as the model has it; `shape` where that is not what was stored."""
+    return WeightSpec(tuple(saved.shape if shape is None else shape), str(saved.dtype))
 
 
-def _tensors(path: Path, specs: Mapping[str, Any], names: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+def _tensors(
+    path: Path, specs: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], names: tuple[str, ...] = ()
+) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, spec in sorted(specs.items()):
         if isinstance(spec, Mapping):
-            yield from _tensors(path, spec, (*names, name))
+            yield from _tensors(path, spec, shapes, (*names, name))
         else:
-            yield ".".join((*names, name)), _tensor(path, (*names, name), spec)
+            yield ".".join((*names, name)), _tensor(path, (*names, name), _spec(spec, shapes.get(name)))
 
 
 def _tensor(path: Path, names: tuple[str, ...], spec: Any) -> dict[str, Any]:

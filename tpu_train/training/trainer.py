@@ -63,7 +63,8 @@ def _train(composed: Composed, processes: Processes) -> int:
 
     def end_at_once(reason: str, code: int) -> None:
         processes.end_others(reason, code)
-        log.warning("go on with: %s", command)
+        if processes.is_first:
+            log.warning("go on with: %s", command)
 
     stopper = Stopper(_max_seconds(run), end_at_once)
     with stopper.listening():
@@ -74,7 +75,7 @@ def _train(composed: Composed, processes: Processes) -> int:
             log.info("%s is finished: it has a checkpoint of step %d", path, start.step)
             return 0
         code = _start(composed, _Given(run, runtime, processes, checkpoints, start, stopper))
-    if code == PREEMPTED:
+    if code == PREEMPTED and processes.is_first:
         log.warning("stopped; go on with: %s", command)
     return code
 

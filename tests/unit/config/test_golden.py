@@ -30,6 +30,8 @@ NEEDED = {
     ("data", "text"): ["data.path=corpus"],
     ("data", "hf"): ["data.dataset=corpus"],
     ("tokenizer", "file"): ["tokenizer.path=tokenizer.json"],
+    ("parallelism", "fsdp_2d"): ["runtime.devices=2"],
+    ("parallelism", "fsdp_tp"): ["runtime.devices=2"],
 }
 SAME = "# The default config.\n"
 
@@ -110,7 +112,7 @@ def test_every_golden_copy_is_of_a_shipped_choice() -> None:
             orphan.unlink()
         found &= known
     assert found == known
-    assert len(found) == 38
+    assert len(found) == 43
 
 
 def test_a_missing_golden_copy_names_the_command_that_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:

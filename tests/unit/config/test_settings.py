@@ -2,8 +2,8 @@
 
 import pytest
 
+from tpu_train.config.command_settings import ExportSettings, GenerateSettings
 from tpu_train.config.problems import ConfigError
-from tpu_train.config.schema import ExportSettings, GenerateSettings
 from tpu_train.config.settings import parse_settings
 
 

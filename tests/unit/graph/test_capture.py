@@ -23,8 +23,7 @@ RUNTIME = Runtime("cpu")
 def engine_with(**training) -> tuple[Engine, dict, dict]:
     run = make_run(training=training)
     engine = Engine(run, RUNTIME)
-    inputs = {"batch": random_batches(1, run)[0], "lr": np.float32(1e-3)}
-    return engine, engine.initial_state(), RUNTIME.put(inputs)
+    return engine, engine.initial_state(), engine.step_inputs(random_batches(1, run)[0], 1e-3)
 
 
 def count_nodes(captured: CapturedProgram) -> int:

@@ -87,7 +87,7 @@ def test_log_probabilities_that_are_used_elsewhere_survive() -> None:
 
 def test_passes_reach_the_bodies_of_loops() -> None:
     engine = Engine(make_run(training={"grad_accumulation": 2}), RUNTIME)
-    inputs = RUNTIME.put({"batch": random_batches(1, make_run())[0], "lr": np.float32(0)})
+    inputs = engine.step_inputs(random_batches(1, make_run())[0], 0.0)
     captured = engine.train_step.capture(state=engine.initial_state(), **inputs)
     outer, body = graph_modules(captured.graph)
     assert intrinsics.cross_entropy_backward in {node.target for node in body.graph.nodes}

@@ -12,7 +12,7 @@ import tokenizers
 import torch
 
 from tests.unit.runs import LLAMA3, QWEN3, build_torch_model
-from tpu_train.config import schema
+from tpu_train.config.command_settings import GenerateSettings
 from tpu_train.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer
 from tpu_train.execution.program import LoweringOptions
 from tpu_train.execution.runtime import Runtime
@@ -27,8 +27,8 @@ MODELS = {"llama3": LLAMA3, "qwen3": QWEN3}
 PROMPTS = ["def f(x):", "a", "for i in range(10):\n    print(i, i ** 2)"]
 
 
-def settings(**changes: Any) -> schema.GenerateSettings:
-    return schema.GenerateSettings(**{"run_dir": "run", "max_tokens": 12, **changes})
+def settings(**changes: Any) -> GenerateSettings:
+    return GenerateSettings(**{"run_dir": "run", "max_tokens": 12, **changes})
 
 
 @functools.cache

@@ -40,7 +40,9 @@ def normal(size: list[int], site: int, *, dtype: jnp.dtype, axes: Sequence[str] 
     return _part_of_whole(lambda shape: jax.random.normal(_key(site), shape, dtype), size, axes)
 
 
-def integers(size: list[int], low: int, high: int, site: int, *, dtype: jnp.dtype, axes: Sequence[str] | None = None) -> Array:
+def integers(
+    size: list[int], low: int, high: int, site: int, *, dtype: jnp.dtype, axes: Sequence[str] | None = None
+) -> Array:
     return _part_of_whole(lambda shape: jax.random.randint(_key(site), shape, low, high, dtype), size, axes)
 
 
