@@ -1,9 +1,14 @@
-"""What holds for all tests: tokenized data is kept in a folder of the test session, not in the user's."""
+"""What holds for all tests: eight virtual CPU devices, and tokenized data in a folder of the test session."""
 
 import os
 from pathlib import Path
 
+import jax
 import pytest
+
+# Before any test module starts JAX. A run takes as many of them as its `runtime.devices` says.
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_platforms", "cpu")
 
 
 @pytest.fixture(scope="session", autouse=True)
