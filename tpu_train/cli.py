@@ -153,7 +153,7 @@ def check(
 
 @app.command(context_settings=_UNKNOWN)
 def show(words: Words = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
-    """Show the composed config with its sources, the choices of a GROUP, or what a KEY means."""
+    """Show the config with its sources, a GROUP's choices, what a KEY means, or the step's collectives: graph."""
     with _refusals(as_json):
         from tpu_train.config import show as views
         from tpu_train.config.compose import compose
@@ -164,6 +164,9 @@ def show(words: Words = None, config_dir: ConfigDir = None, as_json: Json = Fals
             _refuse([(f"{topics[1]!r}", f"a second thing to show, beside {topics[0]!r}; show one at a time")], as_json)
         if topics == ["checkpoint"] and any(word.startswith("run_dir=") for word in overrides):
             _show_checkpoint(overrides, as_json)
+            return
+        if topics == ["graph"]:
+            _show_graph(overrides, config_dir, as_json)
             return
         composed = compose(overrides, config_dir, complete=not topics)
         found, text = views.topic(topics[0], composed, config_dir) if topics else views.whole(composed)
@@ -220,6 +223,14 @@ def _show_checkpoint(words: list[str], as_json: bool) -> None:
     from tpu_train.training.commands import describe_checkpoint
 
     found, text = describe_checkpoint(parsed)
+    _print(found if as_json else text)
+
+
+def _show_graph(overrides: list[str], config_dir: Path | None, as_json: bool) -> None:
+    composed = _checked(overrides, config_dir)
+    from tpu_train.training.graph_view import describe_graph
+
+    found, text = describe_graph(composed.run)
     _print(found if as_json else text)
 
 

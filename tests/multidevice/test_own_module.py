@@ -59,8 +59,11 @@ def train(run: Any, num_devices: int, plan: Plan | None) -> tuple[Engine, list[f
 
 def test_it_trains_as_on_one_device() -> None:
     run = make_run(training={"batch_per_device": None, "global_batch_size": ROWS})
-    plan = Plan(parameters={k: v for k, v in PLAN.parameters.items() if k != "*.bias"} | {
-        "out.bias": ParameterRule(fsdp_dim=None)} | {"mix.*": ParameterRule(fsdp_dim=0)})
+    plan = Plan(
+        parameters={k: v for k, v in PLAN.parameters.items() if k != "*.bias"}
+        | {"out.bias": ParameterRule(fsdp_dim=None)}
+        | {"mix.*": ParameterRule(fsdp_dim=0)}
+    )
     _, one, alone = train(run, 1, plan)
     for mesh in (("fsdp", 1, 8, 1), ("fsdp_2d", 2, 4, 1)):
         engine, losses, final = train(on(run, mesh), 8, plan)
@@ -98,5 +101,7 @@ def test_a_graph_that_depends_on_the_device_it_is_traced_as_is_refused() -> None
     run = on(make_run(training={"batch_per_device": None, "global_batch_size": ROWS}), ("fsdp", 1, 8, 1))
     engine = Engine(run, Runtime("cpu", 8), Positioned())
     batch = random_batches(1, make_run(training={"batch_per_device": ROWS}))[0]
-    with pytest.raises(ValueError, match=r"(?s)not that of the last: .*add.*, 0\).* against .*, 7\).*test_own_module.py"):
+    with pytest.raises(
+        ValueError, match=r"(?s)not that of the last: .*add.*, 0\).* against .*, 7\).*test_own_module.py"
+    ):
         engine.step(engine.initial_state(), batch, 1e-3)

@@ -16,8 +16,8 @@ from tpu_train.execution.runtime import Runtime
 from tpu_train.graph.capture import named_leaves
 from tpu_train.training.checkpoints import Checkpoints, checkpoint_meta
 from tpu_train.training.engine import Engine
-from tpu_train.training.saved_run import SHAPES, SavedRun
 from tpu_train.training.run_folder import RunFolder
+from tpu_train.training.saved_run import SHAPES, SavedRun
 
 FSDP = ("fsdp", 1, -1, 1)
 ROWS = 8

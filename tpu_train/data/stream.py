@@ -53,6 +53,14 @@ def build_streams(
     return training, held_out
 
 
+def batch_fields(
+    config: schema.StdlibData | schema.TextData | schema.HuggingFaceData | schema.SyntheticData,
+) -> list[str]:
+    """The tensors of a batch, each int32 [B, S]."""
+    masked = isinstance(config, DocumentData) and config.document_mask
+    return ["tokens", "labels", *(["positions", "segment_ids"] if masked else [])]
+
+
 class Sources(NamedTuple):
     """Where training data is, and validation data if it has a place of its own."""
 

@@ -22,6 +22,16 @@ def attention_width(model: nn.Module) -> int:
     return sum(m.num_heads * m.head_dim for m in model.modules() if isinstance(m, Attention))
 
 
+def looked_up(model: nn.Module) -> set[str]:
+    """Names of the parameters that are only read by rows: embedding tables that are no output projection too."""
+    tables = {id(p) for m in model.modules() if isinstance(m, Embedding | nn.Embedding) for p in m.parameters(False)}
+    others = {id(p) for m in model.modules() if _own_matmul_parameters(m) for p in m.parameters(recurse=False)}
+    for module in model.modules():
+        if isinstance(module, Decoder) and module.output is None:
+            others |= {id(weight) for weight in module.embedding.parameters()}
+    return {name for name, param in model.named_parameters() if id(param) in tables - others}
+
+
 def _own_matmul_parameters(module: nn.Module) -> int:
     """Those of the module itself; a vector (a norm's weight, a bias) is no matrix product."""
     if isinstance(module, Embedding | nn.Embedding):

@@ -49,7 +49,7 @@ class Parametrization:
         self.precision = precision
         self.layouts = lay_out_model(model, mesh, plan, replicate_below)
         self._plan = plan
-        self._modules = find_rules(plan.modules, [path for path, _ in model.named_modules()])
+        self.regions = find_rules(plan.modules, [path for path, _ in model.named_modules()])
         self._units = {name: rule.unit for name, rule in find_rules(plan.parameters, list(self.layouts)).items()}
         self._data_axes = mesh.real(DATA_AXES)
 
@@ -60,15 +60,21 @@ class Parametrization:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_reparametrize_module(model, {**weights, **buffers}, tie_weights=True))
             if self.mesh.tensor > 1:
-                stack.enter_context(regions(model, self._modules, self.mesh))
+                stack.enter_context(regions(model, self.regions, self.mesh))
             else:
                 stack.enter_context(draws_split(self._data_axes))
             yield
 
+    @property
+    def splits_vocabulary(self) -> bool:
+        """Whether each device has logits of a part of the vocabulary."""
+        return self.mesh.tensor > 1 and self._plan.vocabulary is not None
+
     def cross_entropy(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
         """Sum over rows, of the logits [R, V] that the model gives on this mesh; see `objectives.causal_lm`."""
-        if self.mesh.tensor == 1 or self._plan.vocabulary is None:
+        if not self.splits_vocabulary:
             return F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum")
+        assert self._plan.vocabulary is not None
         vocab_size = self.layouts[self._plan.vocabulary].shape[0]
         return vocabulary_cross_entropy(logits, labels, ignore_index, vocab_size, self.mesh)
 

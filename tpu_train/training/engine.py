@@ -1,7 +1,7 @@
 """A run's programs and its state: initialize, train step, evaluate, over one set of buffers."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,13 @@ class Engine:
 
     def _trainable(self) -> set[str]:
         return {name for name, param in self.model.named_parameters() if param.requires_grad}
+
+    def step_specs(self, num_sequences: int, seq_len: int, fields: Sequence[str]) -> Tree:
+        """Shapes and dtypes of what a step takes, of whole arrays."""
+        count = self._microbatches.num_microbatches
+        shape = (num_sequences, seq_len) if count == 1 else (count, num_sequences // count, seq_len)
+        batch = {field: WeightSpec(shape, "int32") for field in fields}
+        return {"state": self.state_spec(), "batch": batch, "lr": WeightSpec((), "float32")}
 
     def batch_rows(self, num_rows: int) -> slice:
         """Which of a batch's rows (or of a microbatch's) this process feeds."""
