@@ -93,11 +93,11 @@ def compare(
 ) -> None:
     """Bitwise, up to the padding of either mesh, which is zero."""
     assert before.keys() == after.keys()
-    for name in before:
+    for name, value in before.items():
         parameter = name.split(".", 2 if name.startswith("optimizer") else 1)[-1]
-        shape = old.get(parameter) or new.get(parameter) or before[name].shape
+        shape = old.get(parameter) or new.get(parameter) or value.shape
         inside = tuple(map(slice, shape))
-        np.testing.assert_array_equal(after[name][inside], before[name][inside], err_msg=name)
+        np.testing.assert_array_equal(after[name][inside], value[inside], err_msg=name)
         assert np.count_nonzero(after[name]) == np.count_nonzero(after[name][inside]), name
 
 

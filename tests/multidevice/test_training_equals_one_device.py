@@ -32,8 +32,7 @@ def make(model: Any, **changes: Any) -> schema.Run:
 @functools.cache
 def shipped(family: str) -> tuple[schema.Run, list[dict[str, np.ndarray]], Result]:
     model = compose([f"model={SHIPPED[family]}"]).run.model
-    # Two layers for time. The spread is that of all equivalence tests: at 0.02 PyTorch's own float32 run of a tied model
-    # is more than 1e-5 from its float64 run (docs/measurements.md).
+    # Two layers for time; the spread of weights is that of all equivalence tests, see INIT_STD.
     run = make(dataclasses.replace(model, num_layers=2, init_std=INIT_STD))
     batches = batches_of(run, ignored=False)
     return run, batches, train(run, batches)

@@ -82,6 +82,7 @@ _OF_A_WEIGHT = frozenset(
         aten.detach.default,
         aten.alias.default,
         aten._to_copy.default,
+        aten.index_select.default,  # the heads of a projection that a device uses
     }
 )
 
