@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from tpu_train.execution.placement import Placement
@@ -117,6 +118,16 @@ class Program:
         captured = self.capture(**inputs)
         with jax.enable_x64(needs_64_bit(captured.graph)):
             return self._jit(captured, inputs).lower(*self._split(inputs))
+
+    def structs(self, specs: Mapping[str, Tree]) -> Tree:
+        """Shapes and dtypes (leaves with `shape` and `dtype`) as what `lower` takes without arrays."""
+
+        def struct(name: str, spec: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(
+                tuple(spec.shape), jnp.dtype(spec.dtype), sharding=self.placement.sharding(name)
+            )
+
+        return map_leaves(struct, dict(specs))
 
     def _spec(self, name: str, leaf: Any) -> TensorSpec:
         shape = tuple(leaf.shape)

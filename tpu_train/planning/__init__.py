@@ -1,0 +1,1 @@
+"""What can be known of a run on a TPU slice without one."""
