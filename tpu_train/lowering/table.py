@@ -1,8 +1,10 @@
-"""The ATen→JAX table: every op that lowers, joined from the families. An op in two families is an error."""
+"""The ATen→JAX table: every op that lowers, joined from the families, where an op in two is an error."""
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tpu_train.kernels.jax_op import LOWERINGS
 from tpu_train.lowering.ops import (
     activations,
     attention,
@@ -32,7 +34,7 @@ def _join(*families: Mapping[Any, Entry]) -> dict[Any, Entry]:
     return joined
 
 
-TABLE: Mapping[Any, Entry] = _join(
+_ATEN = _join(
     activations.OPS,
     attention.OPS,
     collectives.OPS,
@@ -48,3 +50,6 @@ TABLE: Mapping[Any, Entry] = _join(
     spatial.OPS,
     views.OPS,
 )
+
+# With the ops that are made of JAX functions, a user's own included.
+TABLE: Mapping[Any, Entry] = ChainMap(_ATEN, LOWERINGS)
