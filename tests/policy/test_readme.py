@@ -16,6 +16,7 @@ from tpu_train.sweeps.plan import plan
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 CONFIGURATION = (ROOT / "docs/configuration.md").read_text()
+PARALLELISM = (ROOT / "docs/parallelism.md").read_text()
 
 
 def commands_of(text: str) -> list[str]:
@@ -32,7 +33,7 @@ def test_it_opens_with_the_two_commands() -> None:
     assert COMMANDS[:2] == ["scripts/train", "scripts/test"]
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *commands_of(CONFIGURATION)])
+@pytest.mark.parametrize("command", [*COMMANDS, *commands_of(CONFIGURATION), *commands_of(PARALLELISM)])
 def test_commands_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, *words = shlex.split(command)
     name = Path(program).name

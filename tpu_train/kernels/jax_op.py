@@ -349,8 +349,8 @@ def _kind(name: str, argument: str, hint: Any) -> tuple[str, bool]:
     if not others and member == tuple[int, ...]:
         return f"int[]{optional}", False
     raise TypeError(
-        f"jax_op {name}: argument {argument} is annotated {hint}; allowed are jax.Array, int, float, bool, str, a Literal "
-        "of strings, tuple[int, ...], and each with | None"
+        f"jax_op {name}: argument {argument} is annotated {hint}; allowed are jax.Array, int, float, bool, str, a "
+        "Literal of strings, tuple[int, ...], and each with | None"
     )
 
 

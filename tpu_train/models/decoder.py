@@ -90,6 +90,17 @@ class Decoder(nn.Module):
         Raises:
             ValueError: the cache has too few free slots.
         """
+        features = self.features(tokens, positions, segment_ids, cache)
+        return F.linear(features, self.output_weight) if self.output is None else self.output(features)
+
+    def features(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        segment_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """What the logits are a projection of, [B, S, D]; the arguments are those of `forward`."""
         x = self.embedding(tokens)
         cos, sin = self.rotary(positions, x.dtype)
         if cache is None:
@@ -98,15 +109,14 @@ class Decoder(nn.Module):
         else:
             segment_ids = torch.zeros_like(tokens) if segment_ids is None else segment_ids
             x = self._extend(x, cos, sin, segment_ids, cache)
-        return self._project(self.norm(x))
+        return self.norm(x)
 
-    def _project(self, x: Tensor) -> Tensor:
-        """Logits [B, S, V] of [B, S, D]."""
-        if self.output is not None:
-            return self.output(x)
-        weight = self.embedding.weight
+    @property
+    def output_weight(self) -> Tensor:
+        """The projection from features to logits, [V, D]."""
+        weight = (self.embedding if self.output is None else self.output).weight
         assert isinstance(weight, Tensor)
-        return F.linear(x, weight)
+        return weight
 
     def _extend(self, x: Tensor, cos: Tensor, sin: Tensor, segment_ids: Tensor, cache: KVCache) -> Tensor:
         """Runs the layers over tokens that follow the cached ones."""

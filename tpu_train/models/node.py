@@ -5,6 +5,7 @@ module will have (`layers.3.attention.core`), so that a rewrite, a sharding plan
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -59,6 +60,11 @@ class Node:
 def node(component: Callable[..., nn.Module], **arguments: Any) -> Node:
     """`Node(component, arguments)`, written like the call it stands for."""
     return Node(component, arguments)
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a path fits a pattern, in which `*` stands for one part between dots (or a piece of one)."""
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]*"), path) is not None
 
 
 def _build(value: Any) -> Any:

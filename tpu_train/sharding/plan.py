@@ -8,9 +8,10 @@ starts a tensor-parallel region gathers its input, one that ends it sums its out
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar
+
+from tpu_train.models.node import matches
 
 Rule = TypeVar("Rule")
 
@@ -58,11 +59,6 @@ class Plan:
 
 NO_RULE = ParameterRule()
 NO_PLAN = Plan()
-
-
-def matches(pattern: str, path: str) -> bool:
-    """Whether a path fits a pattern, in which `*` stands for one part between dots (or a piece of one)."""
-    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]*"), path) is not None
 
 
 def find_rules(rules: Mapping[str, Rule], paths: Sequence[str]) -> dict[str, Rule]:

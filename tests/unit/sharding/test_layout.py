@@ -6,9 +6,10 @@ import pytest
 from torch import nn
 
 from tests.unit.runs import LLAMA3
+from tpu_train.models.node import matches
 from tpu_train.sharding.layout import HeadSelection, lay_out, lay_out_model, local_shape
 from tpu_train.sharding.mesh import MeshShape, fill
-from tpu_train.sharding.plan import ParameterRule, find_rules, matches
+from tpu_train.sharding.plan import ParameterRule, find_rules
 from tpu_train.sharding.plans import PLANS
 from tpu_train.training.build import build_model
 
