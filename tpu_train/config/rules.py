@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tpu_train.config.problems import Problem
-from tpu_train.config.schema import Run, WarmupStableDecaySchedule
+from tpu_train.config.schema import Qwen3MoeModel, Run, WarmupStableDecaySchedule
 
 # Of each pair one is given; a value of the primary config yields to the other one, wherever that is set.
 EXCLUSIVE = (("training.batch_per_device", "training.global_batch_size"),)
@@ -71,6 +71,12 @@ def _model(run: Run) -> Iterator[Problem]:
         )
     if model.head_dim % 2:
         yield Problem("model.head_dim", f"model.head_dim is {model.head_dim}; rotary embeddings need an even number")
+    if isinstance(model, Qwen3MoeModel) and model.top_k > model.num_experts:
+        yield Problem(
+            "model.top_k",
+            f"model.top_k is {model.top_k}, more than model.num_experts, {model.num_experts}",
+            ("model.num_experts",),
+        )
     for kind in run.optimizer.no_decay:
         if kind not in DECAY_KINDS:
             yield Problem(

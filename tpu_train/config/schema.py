@@ -68,6 +68,20 @@ class Qwen3Model(DecoderModel):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Qwen3MoeModel(DecoderModel):
+    """Qwen3 with a mixture of experts in every layer."""
+
+    family: Literal["qwen3_moe"] = key("Model family.")
+    ffn_dim: int = key("Width of one expert's gated feed-forward layer.", rule=at_least(1))
+    num_experts: int = key("Number of experts per layer.", rule=at_least(1))
+    top_k: int = key("Experts that each token is sent to; at most num_experts.", rule=at_least(1), unit="experts")
+    norm_topk_prob: bool = key("Whether the weights of a token's experts are divided by their sum.")
+    router_aux_loss_coef: float = key(
+        "Coefficient of the load-balancing loss, of each microbatch by itself; 0: off.", rule=at_least(0), default=0.0
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CausalLmObjective:
     """Next-token cross-entropy."""
 
@@ -441,7 +455,7 @@ class Logging:
 class Run:
     """A whole run."""
 
-    model: Llama3Model | Qwen3Model = key("The model.")
+    model: Llama3Model | Qwen3Model | Qwen3MoeModel = key("The model.")
     objective: CausalLmObjective = key("What is minimized.")
     parallelism: (
         SingleParallelism | DdpParallelism | FsdpParallelism | Fsdp2dParallelism | TpParallelism | FsdpTpParallelism

@@ -64,8 +64,8 @@ def make_train_step(
     what this device's process wants of all: `NOTHING`, `SAVE` or `STOP`.
 
     Metrics: `loss` (mean over the step's valid targets), `grad_norm` (global, before clipping), `weight` (valid
-    targets), `finite` (whether the update was sound), `asked` (the most that any process wants), and the objective's
-    own sums.
+    targets), `finite` (whether the update was sound), `asked` (the most that any process wants), and what the
+    objective reports.
 
     Args:
         model: its parameters are replaced by the state's; may be on meta.
@@ -93,7 +93,8 @@ def make_train_step(
         new = _update(state, grads, optimizer, decay, lr, sound)
         new["step"] = number
         new["halted"] = state["halted"] | ~finite if settings.halt_on_nonfinite else state["halted"]
-        metrics = {name: parallel.data_sum(value, name) for name, value in micro.metrics.items()}
+        sums = {name: parallel.data_sum(value, name) for name, value in micro.metrics.items()}
+        metrics = {**objective.report(sums, weight)}
         metrics |= {"loss": loss, "grad_norm": grad_norm, "weight": weight, "finite": finite}
         if ask is not None:
             metrics["asked"] = parallel.largest(ask[0], "ask")

@@ -10,10 +10,14 @@ from torch import nn
 from tpu_train.models.attention import Attention
 from tpu_train.models.decoder import Decoder
 from tpu_train.models.linear import Embedding
+from tpu_train.models.moe import Experts, MoeFeedForward
 
 
 def matmul_parameters(model: nn.Module) -> int:
-    """Parameters that multiply every token: all matrices, the output projection when tied too, without the lookup."""
+    """Parameters that multiply a token: all matrices, the output projection when tied too, without the lookup.
+
+    Of a mixture of experts the router, and as many experts as a token has.
+    """
     return sum(_own_matmul_parameters(module) for module in model.modules())
 
 
@@ -34,8 +38,10 @@ def looked_up(model: nn.Module) -> set[str]:
 
 def _own_matmul_parameters(module: nn.Module) -> int:
     """Those of the module itself; a vector (a norm's weight, a bias) is no matrix product."""
-    if isinstance(module, Embedding | nn.Embedding):
+    if isinstance(module, Embedding | nn.Embedding | Experts):
         return 0
+    if isinstance(module, MoeFeedForward):  # it knows its router, of which the experts do not
+        return module.router.top_k * sum(w.shape[1:].numel() for w in module.experts.parameters())
     if isinstance(module, Decoder) and module.output is None:
         return sum(weight.numel() for weight in module.embedding.parameters())
     return sum(weight.numel() for weight in module.parameters(recurse=False) if weight.ndim >= 2)

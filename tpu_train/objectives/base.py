@@ -20,7 +20,7 @@ class LossSum:
     Attributes:
         total: 0-d float32, the sum of the loss over valid targets.
         weight: 0-d float32, the number of valid targets.
-        metrics: 0-d tensors that are summed over microbatches and reported.
+        metrics: float32 tensors that are summed over microbatches and devices; `Objective.report` makes numbers of them.
     """
 
     total: Tensor
@@ -47,4 +47,8 @@ class Objective(Protocol):
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
         """The loss of the batch's rows."""
+        ...
+
+    def report(self, sums: Mapping[str, Tensor], weight: Tensor) -> Mapping[str, Tensor]:
+        """What a step's metrics line says, 0-d: of the sums of `LossSum.metrics` and of the weight of the whole step."""
         ...
