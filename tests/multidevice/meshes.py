@@ -15,6 +15,8 @@ PARALLELISMS = {
     "fsdp_2d": schema.Fsdp2dParallelism,
     "tp": schema.TpParallelism,
     "fsdp_tp": schema.FsdpTpParallelism,
+    "ep": schema.EpParallelism,
+    "fsdp_ep": schema.FsdpEpParallelism,
 }
 # Every choice, and the two-dimensional ones both ways: name, replica, fsdp, tensor.
 MESHES = [
@@ -31,7 +33,14 @@ IDS = ["_".join(map(str, mesh)) for mesh in MESHES]
 
 def parallelism(name: str, replica: int | None, fsdp: int, tensor: int, **changes: Any) -> schema.MeshParallelism:
     """A choice that splits even the smallest parameters."""
-    settings = {"reshard_after_forward": True, "reduce": "float32", "replicate_below": 0, **changes}
+    settings = {
+        "reshard_after_forward": True,
+        "reduce": "float32",
+        "replicate_below": 0,
+        "expert": 1,
+        "expert_bound": 8.0,
+        **changes,
+    }
     return PARALLELISMS[name](name=name, replica=replica, fsdp=fsdp, tensor=tensor, **settings)
 
 

@@ -106,6 +106,14 @@ class MeshParallelism:
     )
     fsdp: int = key("Devices that each parameter and its optimizer state are split over.", rule=axis_size)
     tensor: int = key("Devices that each matrix product is split over.", rule=axis_size)
+    expert: int = key(
+        "Devices that the experts of a mixture are split over, to which tokens are sent.", rule=axis_size
+    )
+    expert_bound: float = key(
+        "Tokens that a device has room for in expert parallelism, as a multiple of those it sends; more are dropped "
+        "and counted. Ignored where expert is 1.",
+        rule=at_least(1),
+    )
     reshard_after_forward: bool = key(
         "Whether weights are gathered anew for the backward, or kept from the forward; ignored where fsdp is 1."
     )
@@ -148,6 +156,20 @@ class FsdpTpParallelism(MeshParallelism):
     """Fully sharded data parallel over groups of tensor-parallel devices."""
 
     name: Literal["fsdp_tp"] = key("Parallelism.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EpParallelism(MeshParallelism):
+    """Expert parallel: data parallel with the experts of a mixture split over all devices."""
+
+    name: Literal["ep"] = key("Parallelism.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FsdpEpParallelism(MeshParallelism):
+    """Fully sharded data parallel, with the experts of a mixture split over groups of devices."""
+
+    name: Literal["fsdp_ep"] = key("Parallelism.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -458,7 +480,14 @@ class Run:
     model: Llama3Model | Qwen3Model | Qwen3MoeModel = key("The model.")
     objective: CausalLmObjective = key("What is minimized.")
     parallelism: (
-        SingleParallelism | DdpParallelism | FsdpParallelism | Fsdp2dParallelism | TpParallelism | FsdpTpParallelism
+        SingleParallelism
+        | DdpParallelism
+        | FsdpParallelism
+        | Fsdp2dParallelism
+        | TpParallelism
+        | FsdpTpParallelism
+        | EpParallelism
+        | FsdpEpParallelism
     ) = key("How the model is laid over devices.")
     kernels: Kernels = key("Which implementation computes an op of the model.")
     mode: GraphMode = key("How PyTorch code becomes XLA programs.")

@@ -11,7 +11,7 @@ from torch import fx
 
 from tpu_train.graph.capture import CapturedProgram
 from tpu_train.lowering.intrinsics import loop
-from tpu_train.sharding.collectives import ALL_GATHER, ALL_REDUCE, COLLECTIVES
+from tpu_train.sharding.collectives import ALL_GATHER, ALL_REDUCE, COLLECTIVES, EXCHANGE
 from tpu_train.sharding.theory import OF_THE_LOSS, Use, When
 
 
@@ -46,7 +46,7 @@ def _walk(module: fx.GraphModule, trips: int) -> Iterator[Found]:
 
 def _found(node: fx.Node, trips: int) -> Found:
     op = node.target._schema.name.rpartition(":")[2]  # type: ignore[union-attr]
-    axes, label = node.args[1], node.args[4]
+    axes, label = ([node.args[5]], node.args[7]) if node.target is EXCHANGE else (node.args[1], node.args[4])
     source: Any = node if node.target is ALL_GATHER else node.args[0]
     value = source.meta["val"]
     when: When = "backward" if node.meta.get("autograd_backward") else "forward"

@@ -94,20 +94,31 @@ def reshard_after_forward_pass(graph: fx.Graph) -> None:
     of its uses.
     """
     for node in graph.find_nodes(op="call_function", target=ALL_GATHER):
-        if not node.meta.get("autograd_backward") and node.args[4] and _is_parameter(node):
+        if _is_parameter(node) and not _is_backward(node) and not _is_parameter(_origin(node.args[0])):
             _gather_again(graph, node)
 
 
-def _is_parameter(gather: fx.Node) -> bool:
-    """Whether what is gathered is a parameter and not an activation."""
-    return gather.args[4] == (gather.meta.get("custom") or {}).get(LABEL)
+def _origin(node: Any) -> Any:
+    """What a node is a view of."""
+    while isinstance(node, fx.Node) and node.target in _OF_A_WEIGHT:
+        node = node.args[0]
+    return node
+
+
+def _is_parameter(node: Any) -> bool:
+    """Whether a node gathers a parameter, and not an activation; one laid over two axes is gathered along each."""
+    return (
+        isinstance(node, fx.Node)
+        and node.target is ALL_GATHER
+        and node.args[4] == (node.meta.get("custom") or {}).get(LABEL)
+    )
 
 
 def _gather_again(graph: fx.Graph, gather: fx.Node) -> None:
     order = {node: i for i, node in enumerate(graph.nodes)}
     chain = [gather]
     for node in chain:
-        chain += [user for user in node.users if user.target in _OF_A_WEIGHT]
+        chain += [user for user in node.users if user.target in _OF_A_WEIGHT or _is_parameter(user)]
     uses = [(user, node) for node in chain for user in node.users if _is_backward(user) and user not in chain]
     if not uses:
         return

@@ -175,8 +175,11 @@ def _micro_step(
     leaves = [p.detach().requires_grad_() for p in params]
     weights = {**dict(zip(names, leaves, strict=True)), **state["frozen"]}
     with torch.enable_grad():
-        with parallel.running(model, weights, state["buffers"]):
+        with parallel.running(model, weights, state["buffers"]) as dropped:
             result = objective.loss(model, batch)
+            metrics = dict(result.metrics)
+            if dropped:
+                metrics["router_dropped"] = torch.stack(dropped).sum().float()
         loss = result.total * scale
         link_backward_to_source(loss)
         grads = torch.autograd.grad(loss, leaves, allow_unused=True)
@@ -186,7 +189,7 @@ def _micro_step(
     return _Microbatch(
         loss.detach(),
         tuple(grad for grad in grads if grad is not None),
-        {name: value.detach() for name, value in result.metrics.items()},
+        {name: value.detach() for name, value in metrics.items()},
     )
 
 

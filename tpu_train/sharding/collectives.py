@@ -8,7 +8,7 @@ meaning: one process is no mesh. What depends on a device's position comes from 
 import contextlib
 import contextvars
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ _library = torch.library.Library("tpu_train_mesh", "DEF")
 _library.define("all_gather(Tensor x, str[] axes, int size, int dim, str label) -> Tensor")
 _library.define("reduce_scatter(Tensor x, str[] axes, int size, int dim, str label) -> Tensor")
 _library.define("all_reduce(Tensor x, str[] axes, int size, str op, str label) -> Tensor")
+_library.define(
+    "exchange(Tensor x, Tensor sizes, Tensor starts, Tensor places, int rows, str axis, int size, str label) -> Tensor"
+)
 _library.define("axis_index(str axis) -> Tensor")
 _library.define("after(Tensor x, Tensor other) -> Tensor")
 
@@ -43,6 +46,14 @@ def _all_reduce_shape(x: Tensor, axes: list[str], size: int, op: str, label: str
     return x.new_empty(x.shape)
 
 
+@torch.library.register_fake("tpu_train_mesh::exchange", lib=_library)
+def _exchange_shape(
+    x: Tensor, sizes: Tensor, starts: Tensor, places: Tensor, rows: int, axis: str, size: int, label: str
+) -> Tensor:
+    del sizes, starts, places, axis, size, label
+    return x.new_empty((rows, *x.shape[1:]))
+
+
 @torch.library.register_fake("tpu_train_mesh::axis_index", lib=_library)
 def _axis_index_shape(axis: str) -> Tensor:
     del axis
@@ -57,7 +68,8 @@ def _after_shape(x: Tensor, other: Tensor) -> Tensor:
 
 ops = torch.ops.tpu_train_mesh
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = ops.all_gather.default, ops.reduce_scatter.default, ops.all_reduce.default
-COLLECTIVES = (ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE)
+EXCHANGE = ops.exchange.default
+COLLECTIVES = (ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, EXCHANGE)
 AXIS_INDEX = ops.axis_index.default
 # `after(x, other)` is x, computed when `other` is there: it keeps a recomputation from being merged with its first run.
 AFTER = ops.after.default
@@ -71,6 +83,11 @@ def axis_index(axis: str) -> Tensor:
 def all_reduce(x: Tensor, axes: Sequence[str], size: int, label: str, op: str = "sum") -> Tensor:
     """The sum (or "max") over the devices along the axes; without derivative."""
     return ALL_REDUCE(x, list(axes), size, op, label) if size > 1 else x
+
+
+def gather_whole(x: Tensor, axis: str, size: int, label: str) -> Tensor:
+    """The parts of all devices along an axis, joined in the first dimension; without derivative."""
+    return ALL_GATHER(x, [axis], size, 0, label)
 
 
 class _AllGather(torch.autograd.Function):
@@ -105,6 +122,42 @@ def gather(x: Tensor, axis: str, size: int, dim: int, label: str) -> Tensor:
 def scatter_sum(x: Tensor, axis: str, size: int, dim: int, label: str) -> Tensor:
     """The device's part of the sum over an axis; the gradient of each summand is the parts' gradients joined."""
     return _ReduceScatter.apply(x, axis, size, dim, label) if size > 1 else x  # type: ignore[return-value]
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, moves: "Moves", rows: int, axis: str, size: int, label: str) -> Tensor:
+        ctx.save_for_backward(*moves)
+        ctx.arguments = (x.shape[0], axis, size, label)
+        return EXCHANGE(x, *moves, rows, axis, size, label)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        rows, axis, size, label = ctx.arguments
+        return EXCHANGE(grad, *Moves(*ctx.saved_tensors).back(), rows, axis, size, label), *[None] * 5
+
+
+class Moves(NamedTuple):
+    """Which rows go where along an axis of n devices, each int32 [n, n] indexed by source and destination.
+
+    Attributes:
+        sizes: how many rows.
+        starts: the first of them in the source.
+        places: where they begin in the destination; no two overlap.
+    """
+
+    sizes: Tensor
+    starts: Tensor
+    places: Tensor
+
+    def back(self) -> "Moves":
+        """The same rows in the other direction."""
+        return Moves(self.sizes.T, self.places.T, self.starts.T)
+
+
+def exchange(x: Tensor, moves: Moves, rows: int, axis: str, size: int, label: str) -> Tensor:
+    """Rows of [A, ...] to the devices along an axis; what comes from them, [rows, ...], with zeros where nothing does."""
+    return _Exchange.apply(x, moves, rows, axis, size, label)  # type: ignore[return-value]
 
 
 # Where random draws happen: the axes over which each leading dimension of a drawn tensor is split.

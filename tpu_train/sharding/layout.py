@@ -5,11 +5,12 @@ optimizer state, checkpoints. Stored arrays may be longer than the parameter; wh
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from torch import nn
 
-from tpu_train.sharding.mesh import AXES, DATA_AXES, DimAxes, MeshShape
+from tpu_train.sharding.mesh import AXES, DATA_AXES, SHARD_AXES, DimAxes, MeshShape
 from tpu_train.sharding.plan import NO_PLAN, NO_RULE, ParameterRule, Plan, find_rules
 
 # Below it a parameter is not split over `fsdp`: a gather of some kilobytes costs its latency, and the copies are small.
@@ -43,7 +44,8 @@ class Layout:
         shape: of the parameter.
         stored: shape of the stored array, which is longer where it is padded.
         axes: for each dimension the axes it is split over.
-        fsdp_dim: dimension split over `fsdp`, which is gathered to be used; None: none.
+        gathered: axes that it is split over and gathered along to be used: fsdp, or fsdp and expert.
+        fsdp_dim: dimension that is; None: none.
         tensor_dim: dimension split over `tensor`; None: none.
         selection: of the heads of a projection that is replicated over `tensor`.
         summed_over: axes over which devices hold parts of its gradient's sum when the backward is done.
@@ -53,6 +55,7 @@ class Layout:
     shape: tuple[int, ...]
     stored: tuple[int, ...]
     axes: DimAxes
+    gathered: tuple[str, ...]
     fsdp_dim: int | None
     tensor_dim: int | None
     selection: HeadSelection | None
@@ -76,38 +79,51 @@ def lay_out(
     mesh: MeshShape,
     rule: ParameterRule = NO_RULE,
     replicate_below: int = REPLICATE_BELOW,
+    dense_over_expert: bool = True,
 ) -> Layout:
     """Lays out one parameter.
 
-    Over `tensor` as its rule says; a dimension that the axis does not divide is padded. Over `fsdp`:
+    Over `tensor` and `expert` as its rule says; a dimension that `tensor` does not divide is padded. Over `fsdp` (with
+    `dense_over_expert` and no experts: over `fsdp` and `expert` together):
 
-    1. with less than `replicate_below` elements on a device (after the split over `tensor`): not at all;
+    1. with less than `replicate_below` elements on a device (after the other splits): not at all;
     2. along the first dimension that the axis divides;
-    3. where it divides none, along the first one that is not split over `tensor`, padded to the next multiple;
+    3. where it divides none, along the first one that nothing else splits, padded to the next multiple;
     4. where there is none either (a vector that `tensor` splits): not at all.
 
     Raises:
-        ValueError: attention heads that `tensor` does not divide, or a dimension that the parameter does not have.
+        ValueError: heads that `tensor` or experts that `expert` does not divide, or a dimension that is not there.
     """
-    for dim in (rule.tensor_dim, rule.fsdp_dim):
+    for dim in (rule.tensor_dim, rule.fsdp_dim, rule.expert_dim):
         if isinstance(dim, int) and dim >= len(shape):
             raise ValueError(f"sharding plan: {name} has {len(shape)} dimensions, and its rule splits dimension {dim}")
     tensor_dim, selection = _over_tensor(name, shape, mesh, rule)
-    stored = list(shape)
-    if tensor_dim is not None:
-        stored[tensor_dim] = _round_up(shape[tensor_dim], mesh.tensor)
-    parts = [size // (mesh.tensor if dim == tensor_dim else 1) for dim, size in enumerate(stored)]
-    fsdp_dim = _over_fsdp(parts, tensor_dim, mesh.fsdp, rule, replicate_below)
-    axes: list[tuple[str, ...]] = [("tensor",) if dim == tensor_dim else () for dim in range(len(shape))]
-    if fsdp_dim is not None:
-        axes[fsdp_dim] = (*axes[fsdp_dim], "fsdp")
-        stored[fsdp_dim] = _round_up(stored[fsdp_dim], mesh.size_of(axes[fsdp_dim]))
-    pending = [axis for axis in DATA_AXES if fsdp_dim is None or axis != "fsdp"]
-    if tensor_dim is None:
-        pending.append("tensor")
+    before: list[tuple[str, ...]] = [("tensor",) if dim == tensor_dim else () for dim in range(len(shape))]
+    if rule.expert_dim is not None and mesh.expert > 1:
+        if shape[rule.expert_dim] % mesh.expert:
+            raise ValueError(f"{name} has {shape[rule.expert_dim]} experts, which expert={mesh.expert} does not divide")
+        before[rule.expert_dim] = ("expert",)
+    whole = dense_over_expert and rule.expert_dim is None
+    gathered = mesh.real(SHARD_AXES if whole else ("fsdp",))
+    stored = [_round_up(size, mesh.size_of(over)) for size, over in zip(shape, before, strict=True)]
+    parts = [size // mesh.size_of(over) for size, over in zip(stored, before, strict=True)]
+    free = [dim for dim, over in enumerate(before) if not over]
+    fsdp_dim = _over_fsdp(parts, free, mesh.size_of(gathered), rule, replicate_below)
+    axes = [over + (gathered if dim == fsdp_dim else ()) for dim, over in enumerate(before)]
+    stored = [_round_up(size, mesh.size_of(over)) for size, over in zip(stored, axes, strict=True)]
+    used = {axis for over in axes for axis in over}
+    pending = [axis for axis in (*DATA_AXES, "tensor") if axis not in used]
     return Layout(
-        name, shape, tuple(stored), tuple(axes), fsdp_dim, tensor_dim, selection, mesh.real(tuple(pending))
-    )  # fmt: skip
+        name,
+        shape,
+        tuple(stored),
+        tuple(axes),
+        gathered if fsdp_dim is not None else (),
+        fsdp_dim,
+        tensor_dim,
+        selection,
+        mesh.real(tuple(pending)),
+    )
 
 
 def _over_tensor(
@@ -125,21 +141,15 @@ def _over_tensor(
     return None, HeadSelection(units, heads, 1 if mesh.tensor % units == 0 else heads // mesh.tensor)
 
 
-def _over_fsdp(
-    parts: list[int], tensor_dim: int | None, fsdp: int, rule: ParameterRule, replicate_below: int
-) -> int | None:
+def _over_fsdp(parts: list[int], free: list[int], fsdp: int, rule: ParameterRule, replicate_below: int) -> int | None:
     if fsdp == 1 or not parts:
         return None
     if rule.fsdp_dim != "auto":
         return rule.fsdp_dim
-    total = 1
-    for size in parts:
-        total *= size
-    if total < replicate_below:
+    if math.prod(parts) < replicate_below:
         return None
     even = [dim for dim, size in enumerate(parts) if size % fsdp == 0]
-    others = [dim for dim in range(len(parts)) if dim != tensor_dim]
-    return next(iter(even or others), None)
+    return next(iter(even or free), None)
 
 
 def _round_up(size: int, multiple: int) -> int:
@@ -156,8 +166,11 @@ def lay_out_model(
     """
     shapes = {name: tuple(param.shape) for name, param in model.named_parameters()}
     rules = find_rules(plan.parameters, list(shapes))
-    if mesh.tensor > 1 and not plan.modules:
+    kinds = set(plan.modules.values())
+    if mesh.tensor > 1 and not kinds - {"experts"}:
         raise ValueError(f"tensor={mesh.tensor}: the model's sharding plan has no rules for tensor parallelism")
+    if mesh.expert > 1 and "experts" not in kinds:
+        raise ValueError(f"expert={mesh.expert}: the model's sharding plan has no rule for experts")
     return {
         name: lay_out(name, shape, mesh, rules.get(name, NO_RULE), replicate_below) for name, shape in shapes.items()
     }

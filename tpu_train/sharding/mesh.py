@@ -15,9 +15,11 @@ from typing import Any
 import torch.distributed as dist
 
 # Outermost first: neighbours of the last axis are the closest devices. `replica` may span slices.
-AXES = ("replica", "fsdp", "tensor")
+AXES = ("replica", "fsdp", "expert", "tensor")
 # Axes that the sequences of a batch are laid over; the others share their sequences.
-DATA_AXES = ("replica", "fsdp")
+DATA_AXES = ("replica", "fsdp", "expert")
+# Axes that a parameter may be split over and gathered along to be used.
+SHARD_AXES = ("fsdp", "expert")
 
 # For each dimension of a tensor, the axes that it is split over, outermost first.
 DimAxes = tuple[tuple[str, ...], ...]
@@ -31,16 +33,18 @@ class MeshShape:
         replica: copies of the sharded model; their gradients are summed.
         fsdp: devices that share each parameter.
         tensor: devices that share each matrix product.
+        expert: devices that share the experts of a mixture, which tokens are sent to.
     """
 
     replica: int = 1
     fsdp: int = 1
     tensor: int = 1
+    expert: int = 1
 
     @property
     def size(self) -> int:
         """Devices in all."""
-        return self.replica * self.fsdp * self.tensor
+        return self.size_of(AXES)
 
     @property
     def data_size(self) -> int:
@@ -56,7 +60,7 @@ class MeshShape:
         return tuple(axis for axis in axes if getattr(self, axis) > 1)
 
     def __str__(self) -> str:
-        return " x ".join(f"{axis} {getattr(self, axis)}" for axis in AXES)
+        return " x ".join(f"{axis} {getattr(self, axis)}" for axis in AXES if axis != "expert" or self.expert > 1)
 
 
 ONE_DEVICE = MeshShape()

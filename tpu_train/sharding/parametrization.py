@@ -6,7 +6,8 @@ through (copies of a parameter, the replica axis) is summed once a step.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,18 @@ from torch.nn import functional as F
 from torch.nn.utils.stateless import _reparametrize_module
 
 from tpu_train.sharding.collectives import all_reduce, draws_split
+from tpu_train.sharding.expert_parallel import over_experts
 from tpu_train.sharding.layout import REPLICATE_BELOW, Layout, lay_out_model
 from tpu_train.sharding.mesh import AXES, DATA_AXES, ONE_DEVICE, MeshShape
-from tpu_train.sharding.plan import NO_PLAN, Plan, find_rules
+from tpu_train.sharding.plan import NO_PLAN, ModuleRule, Plan, find_rules
 from tpu_train.sharding.simple_fsdp import MixedPrecision, gather_parameter
-from tpu_train.sharding.tensor_parallel import own_rows, regions, select_heads, vocabulary_cross_entropy
+from tpu_train.sharding.tensor_parallel import (
+    WRAPPERS,
+    own_rows,
+    select_heads,
+    vocabulary_cross_entropy,
+    wrapped_forwards,
+)
 
 Tensors = Mapping[str, Tensor]
 
@@ -32,6 +40,7 @@ class Parametrization:
         mesh: its shape; one device by default.
         plan: the model's sharding plan.
         replicate_below: see `layout.lay_out`.
+        expert_bound: see `expert_parallel.over_experts`.
 
     Raises:
         ValueError: the plan does not fit the model or the mesh.
@@ -44,26 +53,32 @@ class Parametrization:
         mesh: MeshShape = ONE_DEVICE,
         plan: Plan = NO_PLAN,
         replicate_below: int = REPLICATE_BELOW,
+        expert_bound: float = 2.0,
     ) -> None:
         self.mesh = mesh
         self.precision = precision
         self.layouts = lay_out_model(model, mesh, plan, replicate_below)
         self._plan = plan
-        self.regions = find_rules(plan.modules, [path for path, _ in model.named_modules()])
+        rules = find_rules(plan.modules, [path for path, _ in model.named_modules()])
+        self.regions = {path: rule for path, rule in rules.items() if self._applies(rule)}
+        self._expert_bound = expert_bound
         self._units = {name: rule.unit for name, rule in find_rules(plan.parameters, list(self.layouts)).items()}
         self._data_axes = mesh.real(DATA_AXES)
 
     @contextlib.contextmanager
-    def running(self, model: nn.Module, shards: Tensors, buffers: Tensors) -> Iterator[None]:
-        """Inside, the model computes with the weights of these shards, laid over the mesh."""
+    def running(self, model: nn.Module, shards: Tensors, buffers: Tensors) -> Iterator[list[Tensor]]:
+        """Inside, the model computes with the weights of these shards, laid over the mesh.
+
+        The list gets the number of tokens that found no room with their expert, of each layer that was called.
+        """
+        dropped: list[Tensor] = []
+        wrappers = {path: self._wrapper(rule, dropped) for path, rule in self.regions.items()}
         weights = {name: self._weight(self.layouts[name], shard) for name, shard in shards.items()}
         with contextlib.ExitStack() as stack:
             stack.enter_context(_reparametrize_module(model, {**weights, **buffers}, tie_weights=True))
-            if self.mesh.tensor > 1:
-                stack.enter_context(regions(model, self.regions, self.mesh))
-            else:
-                stack.enter_context(draws_split(self._data_axes))
-            yield
+            stack.enter_context(wrapped_forwards(model, wrappers))
+            stack.enter_context(draws_split(self._data_axes, self.mesh.real(("tensor",))))
+            yield dropped
 
     @property
     def splits_vocabulary(self) -> bool:
@@ -100,6 +115,14 @@ class Parametrization:
     def largest(self, x: Tensor, label: str) -> Tensor:
         """The largest value on any device."""
         return all_reduce(x, self.mesh.real(AXES), self.mesh.size, label, "max")
+
+    def _applies(self, rule: ModuleRule) -> bool:
+        return self.mesh.expert > 1 if rule == "experts" else self.mesh.tensor > 1
+
+    def _wrapper(self, rule: ModuleRule, dropped: list[Tensor]) -> Callable[[nn.Module, str], Callable[..., Any]]:
+        if rule == "experts":
+            return lambda module, path: over_experts(module, path, self.mesh, self._expert_bound, dropped)
+        return lambda module, path: WRAPPERS[rule](module, path, self.mesh)
 
     def _weight(self, layout: Layout, shard: Tensor) -> Tensor:
         weight = gather_parameter(shard, layout, self.precision)

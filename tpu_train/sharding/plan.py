@@ -26,12 +26,14 @@ class ParameterRule:
         query_heads: of a key or value projection, whose units are its heads: the number of query heads that share
             them. Where `tensor` does not divide the units, each device holds all and uses those its query heads need.
         fsdp_dim: dimension split over `fsdp`; "auto": by the rule of `lay_out`; None: none.
+        expert_dim: dimension that counts experts, split over `expert` and used so; it must divide it.
     """
 
     tensor_dim: int | None = None
     unit: int = 1
     query_heads: int | None = None
     fsdp_dim: int | Literal["auto"] | None = "auto"
+    expert_dim: int | None = None
 
 
 # What a module of a plan does with its activations, [B, S, ...] in and out:
@@ -39,7 +41,8 @@ class ParameterRule:
 # * scatter_output: each device has a part of the sum; it is summed and each keeps its part of the sequence.
 # * gather_output: the result is a part of the sequence and is gathered.
 # * vocabulary: an embedding whose rows are split: each device looks up those it has, then as scatter_output.
-ModuleRule = Literal["gather_input", "scatter_output", "gather_output", "vocabulary"]
+# * experts: stacked experts, whose sorted rows go to the device along `expert` that has their expert, and back.
+ModuleRule = Literal["gather_input", "scatter_output", "gather_output", "vocabulary", "experts"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +51,15 @@ class Plan:
 
     Attributes:
         parameters: pattern of full names to rule.
-        modules: pattern of paths to rule, for tensor parallelism; without any the model cannot be split over `tensor`.
+        modules: pattern of paths to rule, for `tensor` and `expert`; without any the model cannot be split over them.
+        dense_over_expert: parameters without `expert_dim` are split over `fsdp` and `expert` together; else they are
+            split over `fsdp` and copies along `expert`.
         vocabulary: the parameter whose first dimension is the logits' vocabulary; None: logits are whole.
     """
 
     parameters: Mapping[str, ParameterRule] = dataclasses.field(default_factory=dict)
     modules: Mapping[str, ModuleRule] = dataclasses.field(default_factory=dict)
+    dense_over_expert: bool = True
     vocabulary: str | None = None
 
 

@@ -40,7 +40,14 @@ def decoder(config: schema.DecoderModel) -> Plan:
     if not config.tie_embeddings:
         vocabulary = "output.weight"
         parameters[vocabulary] = _COLUMN
-    return Plan(parameters, modules, vocabulary)
+    return Plan(parameters, modules, vocabulary=vocabulary)
 
 
-PLANS: dict[str, Callable[..., Plan]] = {"llama3": decoder, "qwen3": decoder}
+def moe_decoder(config: schema.DecoderModel) -> Plan:
+    """Of a decoder whose feed-forward layers are mixtures, `models.moe`: experts over `expert`, the rest over fsdp."""
+    del config  # the same for all sizes
+    experts = "layers.*.feed_forward.experts"
+    return Plan({f"{experts}.*": ParameterRule(expert_dim=0)}, {experts: "experts"})
+
+
+PLANS: dict[str, Callable[..., Plan]] = {"llama3": decoder, "qwen3": decoder, "qwen3_moe": moe_decoder}

@@ -40,11 +40,12 @@ def gather_parameter(shard: Tensor, layout: Layout, precision: MixedPrecision) -
         return shard.to(compute)
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-    device_mesh = traced_mesh().device_mesh["fsdp"]
+    device_mesh = traced_mesh().device_mesh[layout.gathered]
+    each = len(layout.gathered)
     with fx_traceback.annotate({LABEL: layout.name}):
-        sharded = DTensor.from_local(shard, device_mesh, [Shard(layout.fsdp_dim)], run_check=False)
+        sharded = DTensor.from_local(shard, device_mesh, [Shard(layout.fsdp_dim)] * each, run_check=False)
         whole = sharded.redistribute(
-            placements=[Replicate()], forward_dtype=compute, backward_dtype=precision.reduce
-        ).to_local(grad_placements=[Partial("sum")])
+            placements=[Replicate()] * each, forward_dtype=compute, backward_dtype=precision.reduce
+        ).to_local(grad_placements=[Partial("sum")] * each)
     padded = layout.fsdp_dim != layout.tensor_dim and layout.stored[layout.fsdp_dim] != layout.shape[layout.fsdp_dim]
     return whole.narrow(layout.fsdp_dim, 0, layout.shape[layout.fsdp_dim]) if padded else whole

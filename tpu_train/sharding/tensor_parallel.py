@@ -13,16 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpu_train.sharding.collectives import (
-    all_reduce,
-    axis_index,
-    draws_forbidden,
-    draws_split,
-    gather,
-    scatter_sum,
-)
+from tpu_train.sharding.collectives import all_reduce, axis_index, draws_forbidden, gather, scatter_sum
 from tpu_train.sharding.layout import HeadSelection
-from tpu_train.sharding.mesh import DATA_AXES, MeshShape
+from tpu_train.sharding.mesh import MeshShape
 from tpu_train.sharding.plan import ModuleRule
 
 _AXIS = "tensor"
@@ -32,16 +25,15 @@ Forward = Callable[..., Any]
 
 
 @contextlib.contextmanager
-def regions(model: nn.Module, rules: Mapping[str, ModuleRule], mesh: MeshShape) -> Iterator[None]:
-    """Inside, the modules at these paths act by their rules."""
+def wrapped_forwards(model: nn.Module, wrappers: Mapping[str, Callable[[nn.Module, str], Forward]]) -> Iterator[None]:
+    """Inside, the modules at these paths have other forwards."""
     modules = dict(model.named_modules())
     try:
-        for path, rule in rules.items():
-            modules[path].forward = _WRAPPERS[rule](modules[path], path, mesh)
-        with draws_split(mesh.real(DATA_AXES), (_AXIS,)):
-            yield
+        for path, wrap in wrappers.items():
+            modules[path].forward = wrap(modules[path], path)
+        yield
     finally:
-        for path in rules:
+        for path in wrappers:
             modules[path].__dict__.pop("forward", None)
 
 
@@ -87,7 +79,7 @@ def _vocabulary(module: nn.Module, path: str, mesh: MeshShape) -> Forward:
     return wrapped
 
 
-_WRAPPERS: Mapping[ModuleRule, Callable[[nn.Module, str, MeshShape], Forward]] = {
+WRAPPERS: Mapping[ModuleRule, Callable[[nn.Module, str, MeshShape], Forward]] = {
     "gather_input": _gather_input,
     "gather_output": _gather_output,
     "scatter_output": _scatter_output,

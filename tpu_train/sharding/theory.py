@@ -51,7 +51,7 @@ def expected(
 
     Args:
         layouts: of the parameters.
-        regions: rule of each module that has one; of effect where `tensor` is more than one.
+        regions: rule of each module that acts by one on this mesh.
         mesh: its shape.
         trainable: parameters that have gradients.
         looked_up: parameters that are only read by rows, whose derivative does not need them.
@@ -61,21 +61,25 @@ def expected(
     """
     count: Counter[Use] = Counter()
     for name, layout in layouts.items():
-        if layout.fsdp_dim is not None:
-            count[Use("all_gather", "fsdp", name, "forward")] += num_microbatches
+        for axis in layout.gathered:
+            count[Use("all_gather", axis, name, "forward")] += num_microbatches
             if reshard and name not in looked_up:
-                count[Use("all_gather", "fsdp", name, "backward")] += num_microbatches
+                count[Use("all_gather", axis, name, "backward")] += num_microbatches
             if name in trainable:
-                count[Use("reduce_scatter", "fsdp", name, "backward")] += num_microbatches
+                count[Use("reduce_scatter", axis, name, "backward")] += num_microbatches
         if layout.summed_over and name in trainable:
             count[Use("all_reduce", "+".join(layout.summed_over), name, "update")] += 1
-    if mesh.tensor > 1:
-        for path, rule in regions.items():
+    for path, rule in regions.items():
+        if rule == "experts":  # everybody's counts; rows there and back
+            count[Use("all_gather", "expert", path, "forward")] += num_microbatches
+            count[Use("exchange", "expert", path, "forward")] += 2 * num_microbatches
+            count[Use("exchange", "expert", path, "backward")] += 2 * num_microbatches
+        else:
             forward, backward = _REGIONS[rule]
             count[Use(forward, "tensor", path, "forward")] += num_microbatches
             count[Use(backward, "tensor", path, "backward")] += num_microbatches
-        if split_vocabulary:  # the largest logit; the sum of exponentials and the label's logit
-            count[Use("all_reduce", "tensor", "loss", "forward")] += 2 * num_microbatches
+    if split_vocabulary:  # the largest logit; the sum of exponentials and the label's logit
+        count[Use("all_reduce", "tensor", "loss", "forward")] += 2 * num_microbatches
     if data := mesh.real(DATA_AXES):
         for quantity in OF_THE_LOSS:
             count[Use("all_reduce", "+".join(data), quantity, "forward")] += 1

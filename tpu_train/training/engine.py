@@ -210,7 +210,8 @@ def build_parametrization(run: Run, model: nn.Module, mesh: MeshShape, plan: Pla
     if isinstance(run.parallelism, SingleParallelism):
         return Parametrization(model, MixedPrecision(compute, torch.float32))
     precision = MixedPrecision(compute, DTYPES[run.parallelism.reduce])
-    return Parametrization(model, precision, mesh, plan, run.parallelism.replicate_below)
+    settings = run.parallelism
+    return Parametrization(model, precision, mesh, plan, settings.replicate_below, settings.expert_bound)
 
 
 def reshards(run: Run) -> bool:
