@@ -16,6 +16,7 @@ from tpu_train.config.problems import ConfigError, Problem, located
 from tpu_train.config.schema import Run
 from tpu_train.data import rules as data_rules
 from tpu_train.graph import rules as graph_rules
+from tpu_train.kernels import rules as kernel_rules
 from tpu_train.objectives.flops import flops_per_token
 from tpu_train.sharding import rules as sharding_rules
 from tpu_train.training import rules as training_rules
@@ -24,6 +25,7 @@ from tpu_train.training.build import build_model
 # Later stages' rules join here, in the order of DESIGN's layout.
 RULES: tuple[Callable[[Run], list[Problem]], ...] = (
     config_rules.rules,
+    kernel_rules.rules,
     sharding_rules.rules,
     graph_rules.rules,
     data_rules.rules,

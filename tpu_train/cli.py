@@ -25,6 +25,7 @@ from typer.models import CommandInfo, OptionInfo
 if TYPE_CHECKING:
     from tpu_train.config.completion import Command
     from tpu_train.config.compose import Composed
+    from tpu_train.config.problems import ConfigError
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # 75, preempted, comes from the run
 
@@ -116,10 +117,17 @@ def train(
 ) -> None:
     """Compose the config, check it, and train."""
     words = overrides or []
+
+    def tell_others(refused: "ConfigError") -> None:
+        from tpu_train.training import refusal
+
+        refusal.tell_others(refused, words, config_dir)
+
     with _refusals(as_json):
         if multirun or any(word.lstrip("+") == "hydra.mode=MULTIRUN" for word in words):
             raise typer.Exit(_sweep(words, config_dir, as_json))
-        composed = _checked(words, config_dir)
+        with _refusals(as_json, tell_others):
+            composed = _checked(words, config_dir)
         if composed.hydra.multirun:
             raise typer.Exit(_sweep(words, config_dir, as_json))
         # What the run prints is its log; with --json stdout is kept for the object.
@@ -443,14 +451,22 @@ def _interrupted() -> int:
 
 
 @contextlib.contextmanager
-def _refusals(as_json: bool) -> Iterator[None]:
-    """A refused config ends with exit 2 and all of its problems, one per line; an interrupt with exit 130."""
+def _refusals(as_json: bool, then: "Callable[[ConfigError], None]" = lambda _: None) -> Iterator[None]:
+    """A refused config ends with exit 2 and all of its problems, one per line; an interrupt with exit 130.
+
+    Args:
+        as_json: whether stdout gets the problems as an object.
+        then: called when they are shown.
+    """
     from tpu_train.config.problems import ConfigError
 
     try:
         yield
     except ConfigError as error:
-        _refuse([(problem.place, problem.message) for problem in error.problems], as_json)
+        try:
+            _refuse([(problem.place, problem.message) for problem in error.problems], as_json)
+        finally:
+            then(error)
     except KeyboardInterrupt:  # typer would end in silence
         raise SystemExit(_interrupted()) from None
 

@@ -5,18 +5,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tpu_train.config import schema
+from tpu_train.config import parallelism_schema, schema
+from tpu_train.config.parallelism_schema import MeshParallelism
 from tpu_train.execution.runtime import Runtime
 from tpu_train.training.engine import Engine
 
 PARALLELISMS = {
-    "ddp": schema.DdpParallelism,
-    "fsdp": schema.FsdpParallelism,
-    "fsdp_2d": schema.Fsdp2dParallelism,
-    "tp": schema.TpParallelism,
-    "fsdp_tp": schema.FsdpTpParallelism,
-    "ep": schema.EpParallelism,
-    "fsdp_ep": schema.FsdpEpParallelism,
+    "ddp": parallelism_schema.DdpParallelism,
+    "fsdp": parallelism_schema.FsdpParallelism,
+    "fsdp_2d": parallelism_schema.Fsdp2dParallelism,
+    "tp": parallelism_schema.TpParallelism,
+    "fsdp_tp": parallelism_schema.FsdpTpParallelism,
+    "ep": parallelism_schema.EpParallelism,
+    "fsdp_ep": parallelism_schema.FsdpEpParallelism,
 }
 # Every choice, and the two-dimensional ones both ways: name, replica, fsdp, tensor.
 MESHES = [
@@ -31,7 +32,7 @@ MESHES = [
 IDS = ["_".join(map(str, mesh)) for mesh in MESHES]
 
 
-def parallelism(name: str, replica: int | None, fsdp: int, tensor: int, **changes: Any) -> schema.MeshParallelism:
+def parallelism(name: str, replica: int | None, fsdp: int, tensor: int, **changes: Any) -> MeshParallelism:
     """A choice that splits even the smallest parameters."""
     settings = {
         "reshard_after_forward": True,

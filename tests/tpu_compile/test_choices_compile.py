@@ -43,7 +43,7 @@ def compiled_step(run: schema.Run, runtime: PaperRuntime) -> Any:
 @pytest.mark.parametrize("model", ["llama3_debug", "qwen3_debug"])
 def test_the_step_compiles(model: str, topology: str, choice: str) -> None:
     slices = SLICES[topology]
-    runtime = PaperRuntime(tpu_devices(topology, slices))
+    runtime = PaperRuntime(tpu_devices(topology, slices), "tpu")
     assert (len(runtime.devices), runtime.num_slices) == (8, slices)
     replica, fsdp, tensor = CHOICES[choice]
     mesh = parallelism(choice, slices if replica == 1 else replica, fsdp, tensor)
@@ -54,7 +54,7 @@ def test_the_step_compiles(model: str, topology: str, choice: str) -> None:
 
 
 def test_replicas_that_do_not_fit_the_slices_are_refused() -> None:
-    runtime = PaperRuntime(tpu_devices("v5e:2x2", 2))
+    runtime = PaperRuntime(tpu_devices("v5e:2x2", 2), "tpu")
     with pytest.raises(ValueError, match=r"parallelism.replica=1 cannot be laid over 2 slices; use a multiple of 2"):
         Engine(make_run(parallelism=parallelism("fsdp", 1, -1, 1)), runtime)
 

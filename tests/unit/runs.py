@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tpu_train.config import schema
+from tpu_train.config import kernel_schema, schema
 from tpu_train.training.build import build_model
 
 # Larger than a model's usual 0.02: a tiny model's attention gradients vanish there, AdamW divides them by their own
@@ -49,6 +49,25 @@ LLAMA3 = schema.Llama3Model(
     rope_scaling=schema.RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=16),
 )
 
+QWEN3_MOE = schema.Qwen3MoeModel(
+    family="qwen3_moe",
+    dim=48,
+    num_layers=2,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=16,
+    ffn_dim=32,
+    num_experts=8,
+    top_k=2,
+    norm_topk_prob=True,
+    vocab_size=320,
+    rope_theta=1e6,
+    norm_eps=1e-6,
+    tie_embeddings=True,
+    init_std=INIT_STD,
+    seq_len=32,
+)
+
 TRAINING = schema.Training(
     steps=20,
     seq_len=32,
@@ -61,6 +80,12 @@ TRAINING = schema.Training(
     on_nan="stop",
     max_time=None,
     inject_inf_at_step=None,
+)
+
+REFERENCE_KERNELS = kernel_schema.Kernels(
+    attention=kernel_schema.ReferenceAttention(name="reference"),
+    loss=kernel_schema.ReferenceLoss(name="reference"),
+    moe=kernel_schema.ReferenceMoe(name="reference"),
 )
 
 ADAMW = schema.AdamW(
@@ -83,7 +108,7 @@ def make_run(**changes: Any) -> schema.Run:
         model=QWEN3,
         objective=schema.CausalLmObjective(name="causal_lm"),
         parallelism=schema.SingleParallelism(name="single"),
-        kernels=schema.Kernels(attention=schema.ReferenceAttention(name="reference")),
+        kernels=REFERENCE_KERNELS,
         mode=schema.GraphMode(name="graph", passes=("fuse_cross_entropy_pass",), check_graph=True),
         precision=schema.Precision(param="float32", compute="float32", matmul="default"),
         optimizer=ADAMW,

@@ -4,7 +4,9 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
+
+FloatName = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)

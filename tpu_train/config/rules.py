@@ -107,6 +107,16 @@ def _devices(run: Run) -> Iterator[Problem]:
     if run.parallelism.name == "single" and run.runtime.devices != 1:
         message = f"runtime.devices is {run.runtime.devices}, but parallelism=single uses one"
         yield Problem("runtime.devices", message, ("parallelism",))
+    yield from process_problems(run)
+
+
+def process_problems(run: Run) -> list[Problem]:
+    """Problems of the number of processes, which the configuration may tell, or at the start the environment."""
+    count = run.runtime.num_processes or 1
+    if run.parallelism.name != "single" or count == 1:
+        return []
+    message = f"parallelism is single, one device, and there are {count} processes; choose another, for instance fsdp"
+    return [Problem("parallelism", message, ("runtime.num_processes",))]
 
 
 def _processes(run: Run) -> Iterator[Problem]:

@@ -13,14 +13,15 @@ import json
 import logging
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
+from tpu_train.config.problems import ConfigError
 from tpu_train.config.schema import Runtime as RuntimeConfig
+from tpu_train.execution.rendezvous import Meeting, ProcessLost, meet
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ HEARTBEAT_SECONDS = 20  # a process that is silent for this long is lost
 _LEAVE_SECONDS = 120  # process 0 may still be ending its loggers
 _WORD_SECONDS = 1  # for the others to hear why process 0, which holds the service, ends
 _AGREE_MILLISECONDS = 3_600_000  # process 0 may be reading a large checkpoint; a loss ends the wait
-_PORT_SECONDS = 60  # the bound on the end of a run that lost a process
+_CONNECT_SECONDS = 45  # of processes that have met; with what JAX adds within the minute that a loss may take
+_REFUSED = 2
 _PORT = 8482  # JAX's own choice on Cloud TPU
 _ENDED = "tpu_train/ended"
 # What a collective or the service says of a peer that is gone; seen in JAX 0.10.2 by killing one of two processes.
@@ -55,10 +57,6 @@ class Cluster:
     coordinator: str | None = None
     num_processes: int | None = None
     process_id: int | None = None
-
-
-class ProcessLost(Exception):
-    """Another process of the run is gone; the same command goes on from the newest checkpoint."""
 
 
 def find_cluster(
@@ -224,7 +222,8 @@ class Processes:
             self.leave()
         elif self._client is not None:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            self.end_others(lines[0])
+            refused = isinstance(error, ConfigError)
+            self.end_others("; ".join(lines) if refused else lines[0], _REFUSED if refused else 1)
             signal.alarm(30)  # a step that waits for the lost process would keep the interpreter from ending
 
     def _next(self, name: str) -> str:
@@ -260,8 +259,11 @@ class Processes:
             break
         if word and not self._ending:
             said = json.loads(word)
+            if self.is_first:
+                time.sleep(_WORD_SECONDS)  # the service's end would be the end of others, the one that said it included
             whom = f"process {said['process']} of {self.count} ended: {said['reason']}"
-            _end(f"{whom}; process {self.index} ends too; {_GO_ON}", said["code"])
+            go_on = "" if said["code"] == _REFUSED else f"; {_GO_ON}"
+            _end(f"{whom}; process {self.index} ends too{go_on}", said["code"])
 
 
 _GO_ON = "the same command goes on from the newest checkpoint"
@@ -276,7 +278,9 @@ def join(cluster: Cluster | None, timeout_seconds: int = JOIN_SECONDS) -> Proces
         timeout_seconds: in which all must have come.
 
     Raises:
-        ValueError: process 0 does not answer, or what the environment says of the processes is not enough.
+        RefusedElsewhere: another process cannot take part.
+        ProcessLost: another process was here and is gone.
+        ValueError: not all have come, or what the environment says of the processes is not enough.
     """
     if cluster is None:
         return Processes()
@@ -284,7 +288,8 @@ def join(cluster: Cluster | None, timeout_seconds: int = JOIN_SECONDS) -> Proces
     from jax._src import xla_bridge
 
     assert not xla_bridge.backends_are_initialized()
-    coordinator, count, index, local_devices = _resolved(cluster, timeout_seconds)
+    meeting, local_devices = _meeting(cluster, timeout_seconds)
+    count, index = meeting.num_processes, meeting.process_id
     if count == 1:
         return Processes()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -292,20 +297,36 @@ def join(cluster: Cluster | None, timeout_seconds: int = JOIN_SECONDS) -> Proces
         visible = ",".join(map(str, local_devices))
         jax.config.update("jax_cuda_visible_devices", visible)
         jax.config.update("jax_rocm_visible_devices", visible)
-    began = time.monotonic()
-    if index != 0:
-        _await_answer(coordinator, timeout_seconds)
-    left = max(1, timeout_seconds - int(time.monotonic() - began))
-    _aborts.become(
-        f"runtime.num_processes is {count} ({cluster.source}), and not all of them came to {coordinator} within "
-        f"{timeout_seconds} s; see whether each one was started",
-        code=2,
-    )
-    client = _connect(coordinator, count, index, left)
+    meet(meeting)
     _aborts.become(f"process {index} of {count} ends: {_LOST}")
+    client = _connect(meeting)
     if index == 0:
-        log.info("%d processes (%s); they meet at %s", count, cluster.source, coordinator)
+        log.info("%d processes (%s); they meet at %s", count, cluster.source, meeting.coordinator)
     return Processes(index, count, client)
+
+
+def tell_refusal(cluster: Cluster | None, reason: str, timeout_seconds: int = JOIN_SECONDS) -> None:
+    """Tells the other processes, which would wait, that this one cannot take part; returns when they know.
+
+    Args:
+        cluster: None: this process is alone.
+        reason: what it was told.
+        timeout_seconds: in which the others must have come to hear it.
+    """
+    if cluster is None:
+        return
+    with contextlib.suppress(Exception):  # the refusal is what this process ends with
+        meeting, _ = _meeting(cluster, timeout_seconds)
+        if meeting.num_processes > 1:
+            log.warning("telling the other processes of the run, in up to %d s", timeout_seconds)
+            meet(meeting, reason)
+
+
+def _meeting(cluster: Cluster, timeout_seconds: int) -> tuple[Meeting, Any]:
+    """Where the processes meet, and the local devices that this one is to use."""
+    coordinator, count, index, local_devices = _resolved(cluster, timeout_seconds)
+    bind = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", f"[::]:{coordinator.rsplit(':', 1)[1]}")
+    return Meeting(coordinator, bind, count, index, timeout_seconds), local_devices
 
 
 def _resolved(cluster: Cluster, timeout_seconds: int) -> tuple[str, int, int, Any]:
@@ -334,24 +355,7 @@ def _unclear(cluster: Cluster, reason: str) -> str:
     )
 
 
-def _await_answer(coordinator: str, timeout_seconds: int) -> None:
-    """Waits until process 0 listens: JAX's own wait ends in an abort."""
-    host, port = coordinator.rsplit(":", 1)
-    deadline = time.monotonic() + timeout_seconds
-    while True:
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=5):
-                return
-        except OSError as error:
-            if time.monotonic() >= deadline:
-                raise ValueError(
-                    f"runtime.coordinator is {coordinator}, where process 0 did not answer within {timeout_seconds} s "
-                    f"({error}); start process 0, or set the address under which this host reaches it"
-                ) from error
-        time.sleep(0.5)
-
-
-def _connect(coordinator: str, count: int, index: int, timeout_seconds: int) -> Any:
+def _connect(meeting: Meeting) -> Any:
     """What `jax.distributed.initialize` does, but for two things that it has no argument for.
 
     The client does not wait for the other processes when this one exits by an error, and no service of JAX takes
@@ -361,45 +365,28 @@ def _connect(coordinator: str, count: int, index: int, timeout_seconds: int) -> 
     from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]  # as jax.distributed does
 
     state: Any = distributed.global_state
-    port = coordinator.rsplit(":", 1)[1]
-    if index == 0:
-        bind = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", f"[::]:{port}")
-        _await_free(coordinator, int(bind.rsplit(":", 1)[1]), min(timeout_seconds, _PORT_SECONDS))
+    if meeting.process_id == 0:
         state.service = _jax.get_distributed_runtime_service(
-            bind,
-            count,
+            meeting.bind,
+            meeting.num_processes,
             heartbeat_timeout=HEARTBEAT_SECONDS,
             shutdown_timeout=_LEAVE_SECONDS,
         )
     state.client = _jax.get_distributed_runtime_client(
-        coordinator,
-        index,
-        init_timeout=timeout_seconds,
+        meeting.coordinator,
+        meeting.process_id,
+        init_timeout=_CONNECT_SECONDS,
         heartbeat_timeout=HEARTBEAT_SECONDS,
         shutdown_on_destruction=False,
         use_compression=True,
     )
-    state.coordinator_address, state.num_processes, state.process_id = coordinator, count, index
-    state.client.connect()
+    state.coordinator_address = meeting.coordinator
+    state.num_processes, state.process_id = meeting.num_processes, meeting.process_id
+    try:
+        state.client.connect()
+    except Exception as error:
+        raise ProcessLost(f"{_LOST} ({' '.join(str(error).split())[:200]})") from error
     return state.client
-
-
-def _await_free(coordinator: str, port: int, timeout_seconds: int) -> None:
-    """Waits until nothing listens, such as the run that this one restarts: gRPC would share the port in silence."""
-    deadline = time.monotonic() + timeout_seconds
-    while _is_taken(port):
-        if time.monotonic() >= deadline:
-            raise ValueError(
-                f"runtime.coordinator is {coordinator}, and port {port} of this host has been in use for "
-                f"{timeout_seconds} s; choose another port"
-            )
-        time.sleep(0.5)
-
-
-def _is_taken(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("localhost", port), timeout=1):
-        return True
-    return False
 
 
 class _Aborts:

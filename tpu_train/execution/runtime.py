@@ -20,8 +20,8 @@ import numpy as np
 from tpu_train.execution.host_memory import keep_freed_memory
 from tpu_train.execution.placement import AxesOf, Placement, num_chips, num_slices, order_devices
 from tpu_train.graph.capture import Tree, map_leaves
+from tpu_train.kernels.platform import has_accelerator
 from tpu_train.sharding.mesh import MeshShape
-from tpu_train.sharding.rules import has_accelerator
 
 log = logging.getLogger(__name__)
 

@@ -113,4 +113,4 @@ def as_text(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _line(name: str, words: Sequence[str], numbers: Sequence[Any]) -> str:
-    return f"{name:<28}{words[0]:<16}{words[1]:<16}{words[2]:<10}" + "".join(f"{number:>12}" for number in numbers)
+    return f"{name:<28}{words[0]:<16}{words[1]:<24}{words[2]:<10}" + "".join(f"{number:>12}" for number in numbers)

@@ -79,6 +79,9 @@ _OF_A_WEIGHT = frozenset(
         aten.permute.default,
         aten.slice.Tensor,
         aten.unsqueeze.default,
+        aten.select.int,
+        aten.unbind.int,  # stacked experts, one by one
+        operator.getitem,
         aten.detach.default,
         aten.alias.default,
         aten._to_copy.default,

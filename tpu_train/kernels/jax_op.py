@@ -173,8 +173,8 @@ class JaxOp:
     def derivative(self, arrays: Sequence[Any], static: Mapping[str, Any]) -> tuple[str, _Derivative]:
         """How the derivative at these shapes is kept, and the key that names it in a graph."""
         specs = [array_spec(x) for x in arrays]
-        text = repr((self.name, [(s.shape, str(s.dtype)) if s else None for s in specs], sorted(static.items())))
-        key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        shapes = [None if spec is None else (spec.shape, str(spec.dtype)) for spec in specs]
+        key = hashlib.sha256(repr((self.name, shapes, sorted(static.items()))).encode()).hexdigest()[:16]
         if key not in self._derivatives:
             self._derivatives[key] = self._derive(specs, static)
         return key, self._derivatives[key]

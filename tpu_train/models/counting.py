@@ -40,8 +40,8 @@ def _own_matmul_parameters(module: nn.Module) -> int:
     """Those of the module itself; a vector (a norm's weight, a bias) is no matrix product."""
     if isinstance(module, Embedding | nn.Embedding | Experts):
         return 0
-    if isinstance(module, MoeFeedForward):  # it knows its router, of which the experts do not
-        return module.router.top_k * sum(w.shape[1:].numel() for w in module.experts.parameters())
+    if isinstance(module, MoeFeedForward):  # its router knows how many of the experts a token has
+        return module.top_k * sum(w.shape[1:].numel() for w in module.experts.parameters())
     if isinstance(module, Decoder) and module.output is None:
         return sum(weight.numel() for weight in module.embedding.parameters())
     return sum(weight.numel() for weight in module.parameters(recurse=False) if weight.ndim >= 2)

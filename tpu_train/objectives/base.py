@@ -20,7 +20,7 @@ class LossSum:
     Attributes:
         total: 0-d float32, the sum of the loss over valid targets.
         weight: 0-d float32, the number of valid targets.
-        metrics: float32 tensors that are summed over microbatches and devices; `Objective.report` makes numbers of them.
+        metrics: float32 tensors that are summed over microbatches and devices; `Objective.report` takes the sums.
     """
 
     total: Tensor
@@ -50,5 +50,5 @@ class Objective(Protocol):
         ...
 
     def report(self, sums: Mapping[str, Tensor], weight: Tensor) -> Mapping[str, Tensor]:
-        """What a step's metrics line says, 0-d: of the sums of `LossSum.metrics` and of the weight of the whole step."""
+        """What the metrics line says besides, 0-d each: of a whole step's sums of `LossSum.metrics` and its weight."""
         ...

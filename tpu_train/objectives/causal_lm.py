@@ -11,16 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tpu_train.models.decoder import Decoder
 from tpu_train.models.moe import Routing, collect_routing, load_balancing_loss
 from tpu_train.objectives.base import Batch, LossSum
 
 IGNORED_LABEL = -100  # PyTorch's and transformers' convention for "no target here"
 
 # Of LossSum.metrics.
-_AUX_LOSS, _COUNTS, _DROPPED = "router_aux_loss", "router_counts", "router_dropped"
+ROUTER_SUMS = _AUX_LOSS, _COUNTS, _DROPPED = "router_aux_loss", "router_counts", "router_dropped"
 
 # (logits float32 [R, V], labels int [R], ignore_index) -> 0-d sum of the cross-entropy over rows with a target.
 CrossEntropy = Callable[[Tensor, Tensor, int], Tensor]
+
+# (features [R, D], output weight [V, D], labels int [R], ignore_index) -> the same.
+LinearCrossEntropy = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
@@ -37,9 +41,11 @@ class CausalLm:
 
     Attributes:
         cross_entropy: of the logits that the model gives; on a mesh each device may have a part of the vocabulary.
+        linear_cross_entropy: of the model's features and output weight (`models.decoder.Decoder`), in its place.
     """
 
     cross_entropy: CrossEntropy = summed_cross_entropy
+    linear_cross_entropy: LinearCrossEntropy | None = None
     sequence_dims: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
 
     def weight(self, batch: Batch) -> Tensor:
@@ -58,8 +64,7 @@ class CausalLm:
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.int32).expand(tokens.shape)
         with collect_routing() as layers:
-            logits = model(tokens, positions, batch.get("segment_ids"))
-        total = self.cross_entropy(logits.float().flatten(0, 1), labels.flatten().long(), IGNORED_LABEL)
+            total = self._cross_entropy(model, labels.flatten().long(), tokens, positions, batch.get("segment_ids"))
         weight = self.weight(batch)
         if not layers:
             return LossSum(total, weight)
@@ -67,6 +72,17 @@ class CausalLm:
         if model.training and layers[0].aux_loss_coef:
             total = total + layers[0].aux_loss_coef * balance * weight
         return LossSum(total, weight, {_AUX_LOSS: balance * weight, **_routing_sums(layers)})
+
+    def _cross_entropy(self, model: nn.Module, labels: Tensor, *inputs: Tensor | None) -> Tensor:
+        if self.linear_cross_entropy is None:
+            logits = model(*inputs)
+            return self.cross_entropy(logits.float().flatten(0, 1), labels, IGNORED_LABEL)
+        if not isinstance(model, Decoder):
+            raise ValueError(
+                f"the fused loss takes a Decoder, not a {type(model).__name__}; use kernels/loss=reference"
+            )
+        features = model.features(*inputs)  # type: ignore[arg-type]
+        return self.linear_cross_entropy(features.flatten(0, 1), model.output_weight, labels, IGNORED_LABEL)
 
     def report(self, sums: Mapping[str, Tensor], weight: Tensor) -> Mapping[str, Tensor]:
         """For a mixture of experts what its routers did in the whole step; else nothing.

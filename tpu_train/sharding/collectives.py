@@ -156,7 +156,7 @@ class Moves(NamedTuple):
 
 
 def exchange(x: Tensor, moves: Moves, rows: int, axis: str, size: int, label: str) -> Tensor:
-    """Rows of [A, ...] to the devices along an axis; what comes from them, [rows, ...], with zeros where nothing does."""
+    """Rows of [A, ...] to the devices along an axis; what comes from them, [rows, ...], else zeros."""
     return _Exchange.apply(x, moves, rows, axis, size, label)  # type: ignore[return-value]
 
 

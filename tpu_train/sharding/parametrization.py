@@ -24,9 +24,9 @@ from tpu_train.sharding.tensor_parallel import (
     WRAPPERS,
     own_rows,
     select_heads,
-    vocabulary_cross_entropy,
     wrapped_forwards,
 )
+from tpu_train.sharding.vocabulary import LinearLogsumexp, linear_cross_entropy, vocabulary_cross_entropy
 
 Tensors = Mapping[str, Tensor]
 
@@ -60,7 +60,7 @@ class Parametrization:
         self.layouts = lay_out_model(model, mesh, plan, replicate_below)
         self._plan = plan
         rules = find_rules(plan.modules, [path for path, _ in model.named_modules()])
-        self.regions = {path: rule for path, rule in rules.items() if self._applies(rule)}
+        self.regions: dict[str, ModuleRule] = {path: rule for path, rule in rules.items() if self._applies(rule)}
         self._expert_bound = expert_bound
         self._units = {name: rule.unit for name, rule in find_rules(plan.parameters, list(self.layouts)).items()}
         self._data_axes = mesh.real(DATA_AXES)
@@ -92,6 +92,20 @@ class Parametrization:
         assert self._plan.vocabulary is not None
         vocab_size = self.layouts[self._plan.vocabulary].shape[0]
         return vocabulary_cross_entropy(logits, labels, ignore_index, vocab_size, self.mesh)
+
+    def linear_cross_entropy(self, kernel: LinearLogsumexp) -> Callable[[Tensor, Tensor, Tensor, int], Tensor]:
+        """The same of features [R, D] and the output weight, by a kernel that makes no logits."""
+
+        def total(x: Tensor, weight: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+            vocab_size = weight.shape[0]
+            if self.splits_vocabulary:
+                assert self._plan.vocabulary is not None
+                vocab_size = self.layouts[self._plan.vocabulary].shape[0]
+            return linear_cross_entropy(
+                x, weight, labels, ignore_index, kernel=kernel, vocab_size=vocab_size, mesh=self.mesh
+            )
+
+        return total
 
     def data_sum(self, x: Tensor, label: str) -> Tensor:
         """The sum over all parts of the batch."""

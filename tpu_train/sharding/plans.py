@@ -47,7 +47,8 @@ def moe_decoder(config: schema.DecoderModel) -> Plan:
     """Of a decoder whose feed-forward layers are mixtures, `models.moe`: experts over `expert`, the rest over fsdp."""
     del config  # the same for all sizes
     experts = "layers.*.feed_forward.experts"
-    return Plan({f"{experts}.*": ParameterRule(expert_dim=0)}, {experts: "experts"})
+    modules: dict[str, ModuleRule] = {experts: "experts"}
+    return Plan({f"{experts}.*": ParameterRule(expert_dim=0)}, modules)
 
 
 PLANS: dict[str, Callable[..., Plan]] = {"llama3": decoder, "qwen3": decoder, "qwen3_moe": moe_decoder}

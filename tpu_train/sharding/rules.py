@@ -1,20 +1,12 @@
 """What can be wrong with a mesh, found before anything starts."""
 
-import glob
 from collections.abc import Iterator
 
 from tpu_train.config.problems import Problem
 from tpu_train.config.rules import global_batch_size, num_cpu_devices
 from tpu_train.config.schema import Run, SingleParallelism
+from tpu_train.kernels.platform import known_platform
 from tpu_train.sharding.mesh import AXES, MeshShape, fill
-
-# Device files of TPUs and NVIDIA GPUs; where there are none JAX's own choice is the CPU.
-ACCELERATORS = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*")
-
-
-def has_accelerator() -> bool:
-    """Whether this machine has a TPU or GPU, by its device files."""
-    return any(glob.glob(pattern) for pattern in ACCELERATORS)
 
 
 def mesh_shape(run: Run, num_devices: int, num_slices: int = 1) -> MeshShape:
@@ -26,6 +18,8 @@ def mesh_shape(run: Run, num_devices: int, num_slices: int = 1) -> MeshShape:
     if isinstance(run.parallelism, SingleParallelism):
         return MeshShape()
     sizes = {axis: getattr(run.parallelism, axis) for axis in AXES}
+    if sizes["expert"] == 1 and not hasattr(run.model, "num_experts"):
+        del sizes["expert"]  # of no interest in a message about a dense model
     if sizes["replica"] is None:
         sizes["replica"] = num_slices if num_slices > 1 else 2
     return fill(sizes, num_devices)
@@ -33,8 +27,7 @@ def mesh_shape(run: Run, num_devices: int, num_slices: int = 1) -> MeshShape:
 
 def rules(run: Run) -> list[Problem]:
     """Problems of the mesh where the devices are known: on the CPU. Elsewhere they are told at the start."""
-    on_cpu = run.runtime.platform == "cpu" or (run.runtime.platform == "auto" and not has_accelerator())
-    return mesh_problems(run, num_cpu_devices(run)) if on_cpu else []
+    return mesh_problems(run, num_cpu_devices(run)) if known_platform(run) == "cpu" else []
 
 
 def mesh_problems(run: Run, num_devices: int, num_slices: int = 1) -> list[Problem]:
@@ -44,7 +37,7 @@ def mesh_problems(run: Run, num_devices: int, num_slices: int = 1) -> list[Probl
     except ValueError as error:
         message = f"parallelism={run.parallelism.name}: {error}; set runtime.devices on the CPU, or other sizes"
         return [Problem("parallelism", message, ("runtime.devices", "runtime.num_processes"))]
-    return [*_batch(run, shape, num_devices), *_tensor(run, shape)]
+    return [*_batch(run, shape, num_devices), *_tensor(run, shape), *_expert(run, shape)]
 
 
 def _batch(run: Run, shape: MeshShape, num_devices: int) -> Iterator[Problem]:
@@ -84,4 +77,22 @@ def _tensor(run: Run, shape: MeshShape) -> Iterator[Problem]:
             f"training.seq_len is {seq_len}, which tensor={shape.tensor} does not divide; nearest that it does: "
             f"{f'{below} and {above}' if below else above}",
             ("parallelism", "runtime.devices"),
+        )
+
+
+def _expert(run: Run, shape: MeshShape) -> Iterator[Problem]:
+    if shape.expert == 1:
+        return
+    experts = getattr(run.model, "num_experts", None)
+    keys = ("model", "runtime.devices")
+    if experts is None:
+        yield Problem(
+            "parallelism.expert", f"expert={shape.expert}, but model.family {run.model.family} has none", keys
+        )
+    elif experts % shape.expert:
+        yield Problem(
+            "parallelism.expert",
+            f"expert={shape.expert} does not divide model.num_experts, {experts}; allowed are its divisors: "
+            f"{', '.join(str(n) for n in range(1, experts + 1) if experts % n == 0)}",
+            keys,
         )

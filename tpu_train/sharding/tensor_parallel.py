@@ -1,4 +1,4 @@
-"""Tensor parallelism: what the modules named by a plan do with their activations, and the loss over a split vocabulary.
+"""Tensor parallelism: what the modules named by a plan do with their activations.
 
 Key idea: a rule wraps a module's forward for the time of a trace. Inside a region every device computes on its own part
 of heads, hidden units or vocabulary; between regions on its own part of the sequence. So each replicated parameter sees
@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from tpu_train.sharding.collectives import all_reduce, axis_index, draws_forbidden, gather, scatter_sum
+from tpu_train.sharding.collectives import axis_index, draws_forbidden, gather, scatter_sum
 from tpu_train.sharding.layout import HeadSelection
 from tpu_train.sharding.mesh import MeshShape
 from tpu_train.sharding.plan import ModuleRule
@@ -73,7 +72,7 @@ def _vocabulary(module: nn.Module, path: str, mesh: MeshShape) -> Forward:
     def wrapped(tokens: Tensor) -> Tensor:
         weight = module.weight
         assert isinstance(weight, Tensor)
-        local, here = _local_ids(tokens, weight.shape[0])
+        local, here = local_ids(tokens, weight.shape[0])
         return _scatter(forward(local) * here.unsqueeze(-1).to(weight.dtype), path, mesh)
 
     return wrapped
@@ -87,7 +86,7 @@ WRAPPERS: Mapping[ModuleRule, Callable[[nn.Module, str, MeshShape], Forward]] = 
 }
 
 
-def _local_ids(ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+def local_ids(ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """Ids counted from this device's first row (0 for those of other devices), and which are this device's."""
     local = ids - axis_index(_AXIS).to(ids.dtype) * num_rows
     here = (local >= 0) & (local < num_rows)
@@ -116,50 +115,3 @@ def own_rows(size: int, local_size: int, axes: tuple[str, ...], mesh: MeshShape)
     for axis in axes:
         position = position * mesh.size_of((axis,)) + axis_index(axis)
     return position * local_size + torch.arange(local_size, dtype=torch.int32) < size
-
-
-class _VocabularyCrossEntropy(torch.autograd.Function):
-    """Sum of the cross-entropy over rows, of logits [R, V / tensor]: three numbers a row cross the axis, no logit."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, ignore_index: int, vocab_size: int, mesh: MeshShape
-    ) -> Tensor:
-        num_columns, axes, size = logits.shape[1], (_AXIS,), mesh.tensor
-        logits = logits.masked_fill(~own_rows(vocab_size, num_columns, axes, mesh), -torch.inf)
-        top = all_reduce(logits.amax(1), axes, size, "loss", "max")
-        local, here = _local_ids(labels, num_columns)
-        valid = labels != ignore_index
-        picked = logits.gather(1, local.unsqueeze(1)).squeeze(1)
-        parts = torch.stack([(logits - top.unsqueeze(1)).exp().sum(1), torch.where(here, picked, 0)])
-        total, target = all_reduce(parts, axes, size, "loss").unbind(0)
-        logsumexp = top + total.log()
-        # A label that is nowhere: PyTorch raises; here the loss becomes nan, which the finiteness check sees.
-        exists = (labels >= 0) & (labels < vocab_size)
-        ctx.save_for_backward(logits, logsumexp, local, here & valid, valid)
-        return torch.where(valid, logsumexp - torch.where(exists, target, torch.nan), 0).sum()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        logits, logsumexp, local, hit, valid = ctx.saved_tensors
-        columns = torch.arange(logits.shape[1], dtype=local.dtype)
-        one_hot = (columns == local.unsqueeze(1)) & hit.unsqueeze(1)
-        softmax = (logits - logsumexp.unsqueeze(1)).exp()
-        return (softmax - one_hot.to(logits.dtype)) * torch.where(valid, grad, 0).unsqueeze(1), None, None, None, None
-
-
-def vocabulary_cross_entropy(
-    logits: Tensor, labels: Tensor, ignore_index: int, vocab_size: int, mesh: MeshShape
-) -> Tensor:
-    """`F.cross_entropy(..., reduction="sum")` of logits [R, V / tensor] whose vocabulary is split over `tensor`.
-
-    Args:
-        logits: float32, this device's columns.
-        labels: int [R], of the whole vocabulary.
-        ignore_index: the label without a target.
-        vocab_size: columns that exist; padded ones are left out.
-        mesh: its shape.
-    """
-    if mesh.tensor == 1:
-        return F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum")
-    return _VocabularyCrossEntropy.apply(logits, labels, ignore_index, vocab_size, mesh)  # type: ignore[return-value]

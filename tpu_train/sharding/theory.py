@@ -46,6 +46,7 @@ def expected(
     num_microbatches: int,
     reshard: bool,
     split_vocabulary: bool,
+    metrics: Collection[str] = (),
 ) -> Counter[Use]:
     """Collectives of one device in one training step.
 
@@ -58,17 +59,13 @@ def expected(
         num_microbatches: of a step.
         reshard: weights are gathered again for the backward.
         split_vocabulary: the loss is taken over logits that are split over `tensor`.
+        metrics: sums that the objective reports besides the loss.
     """
     count: Counter[Use] = Counter()
-    for name, layout in layouts.items():
-        for axis in layout.gathered:
-            count[Use("all_gather", axis, name, "forward")] += num_microbatches
-            if reshard and name not in looked_up:
-                count[Use("all_gather", axis, name, "backward")] += num_microbatches
-            if name in trainable:
-                count[Use("reduce_scatter", axis, name, "backward")] += num_microbatches
-        if layout.summed_over and name in trainable:
-            count[Use("all_reduce", "+".join(layout.summed_over), name, "update")] += 1
+    for layout in layouts.values():
+        _of_parameter(
+            count, layout, num_microbatches, layout.name in trainable, reshard and layout.name not in looked_up
+        )
     for path, rule in regions.items():
         if rule == "experts":  # everybody's counts; rows there and back
             count[Use("all_gather", "expert", path, "forward")] += num_microbatches
@@ -83,6 +80,20 @@ def expected(
     if data := mesh.real(DATA_AXES):
         for quantity in OF_THE_LOSS:
             count[Use("all_reduce", "+".join(data), quantity, "forward")] += 1
+        for quantity in metrics:
+            count[Use("all_reduce", "+".join(data), quantity, "update")] += 1
     for axes in {layout.split_over for name, layout in layouts.items() if name in trainable} - {()}:
         count[Use("all_reduce", "+".join(axes), "grad_norm", "update")] += 1
     return count
+
+
+def _of_parameter(count: Counter[Use], layout: Layout, num_microbatches: int, trained: bool, again: bool) -> None:
+    """Adds a parameter's: `again` for gathering it anew in the backward."""
+    for axis in layout.gathered:
+        count[Use("all_gather", axis, layout.name, "forward")] += num_microbatches
+        if again:
+            count[Use("all_gather", axis, layout.name, "backward")] += num_microbatches
+        if trained:
+            count[Use("reduce_scatter", axis, layout.name, "backward")] += num_microbatches
+    if layout.summed_over and trained:
+        count[Use("all_reduce", "+".join(layout.summed_over), layout.name, "update")] += 1

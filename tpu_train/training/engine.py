@@ -9,13 +9,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from tpu_train.config.schema import Run, SingleParallelism
+from tpu_train.config.parallelism_schema import SingleParallelism
+from tpu_train.config.problems import ConfigError
+from tpu_train.config.schema import Run
 from tpu_train.execution.checkpoint_io import restore
 from tpu_train.execution.program import LoweringOptions, Program
 from tpu_train.execution.runtime import Runtime
 from tpu_train.graph.capture import Tree, capture
 from tpu_train.graph.initialization import capture_initialization
 from tpu_train.graph.step import StepSettings, make_eval_step, make_train_step
+from tpu_train.kernels.build import loss_kernel, swaps
+from tpu_train.kernels.choose import choose
 from tpu_train.optim.build import build_optimizer, decay_mask
 from tpu_train.sharding.layout import Layout
 from tpu_train.sharding.mesh import MeshShape
@@ -39,6 +43,7 @@ class Engine:
         plan: its sharding plan; None: that of the configured model, or none for a module given.
 
     Raises:
+        ConfigError: a kernel cannot run on these devices.
         ValueError: the mesh does not fit the devices, or the plan the model.
     """
 
@@ -47,11 +52,16 @@ class Engine:
         self._runtime = runtime
         if plan is None:
             plan = PLANS[run.model.family](run.model) if model is None else NO_PLAN
-        self.model = build_model(run.model) if model is None else model
+        self.kernels = choose(run, runtime.platform)
+        if self.kernels.problems:
+            raise ConfigError(self.kernels.problems)
+        self.model = build_model(run.model, swaps=swaps(self.kernels)) if model is None else model
         self._optimizer = build_optimizer(run.optimizer)
         self.mesh = mesh_shape(run, len(runtime.devices), runtime.num_slices)
         self.parallel = build_parametrization(run, self.model, self.mesh, plan)
-        self._objective = build_objective(run.objective, self.parallel.cross_entropy)
+        kernel = loss_kernel(self.kernels)
+        fused = None if kernel is None else self.parallel.linear_cross_entropy(kernel)
+        self._objective = build_objective(run.objective, self.parallel.cross_entropy, fused)
         self._batches = BatchLayout(self._objective.sequence_dims)
         self._microbatches = BatchLayout(self._objective.sequence_dims, run.training.grad_accumulation)
         layouts = self.parallel.layouts

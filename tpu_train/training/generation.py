@@ -104,7 +104,7 @@ class Generator:
 
     def __init__(
         self,
-        config: schema.Llama3Model | schema.Qwen3Model,
+        config: schema.DecoderModel,
         params: Tree,
         runtime: Runtime,
         tokenizer: Tokenizer,

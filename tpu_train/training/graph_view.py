@@ -3,11 +3,12 @@
 from typing import Any
 
 from tpu_train.config.rules import global_batch_size, num_cpu_devices
-from tpu_train.config.schema import Run
+from tpu_train.config.schema import Qwen3MoeModel, Run
 from tpu_train.data.stream import batch_fields
 from tpu_train.execution.paper import PaperRuntime
 from tpu_train.graph.collective_report import as_text, count, find_collectives, table
 from tpu_train.models.counting import looked_up
+from tpu_train.objectives.causal_lm import ROUTER_SUMS
 from tpu_train.sharding.theory import expected
 from tpu_train.training.engine import Engine, reshards
 
@@ -27,6 +28,7 @@ def describe_graph(run: Run) -> tuple[dict[str, Any], str]:
         num_microbatches=run.training.grad_accumulation,
         reshard=reshards(run),
         split_vocabulary=parallel.splits_vocabulary,
+        metrics=ROUTER_SUMS if isinstance(run.model, Qwen3MoeModel) else (),
     )
     rows = table(found, theory)
     head = f"collectives of one device in one step, mesh {engine.mesh}"

@@ -1,4 +1,4 @@
-"""Hugging Face folders in and out, for the Llama 3 and dense Qwen3 families.
+"""Hugging Face folders in and out, for the Llama 3, Qwen3 and Qwen3-MoE families.
 
 Key idea: a folder is a schema model and a `WeightSource`, exactly what a checkpoint is; reading and writing go by the
 model's own parameters, so that a tensor too many, too few or of another shape is known before any value is loaded.
@@ -25,14 +25,15 @@ from tpu_train.training.huggingface_files import (
     write_json,
     write_tensors,
 )
-from tpu_train.training.huggingface_names import EMBEDDING, OUTPUT, hf_name, is_recomputed
+from tpu_train.training.huggingface_names import EMBEDDING, OUTPUT, hf_tensors, is_recomputed
+from tpu_train.training.huggingface_stacks import as_folder_has, as_model_has
 from tpu_train.training.weights import WeightSource, WeightSpec
 
 SHARD_BYTES = 5 * 10**9
 # Beside a tokenizer.json; what else a tokenizer has is in that file.
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 # Keys of the schema's model that say how it is trained, not what it computes.
-_TRAINING_KEYS = ("init_std", "dropout", "seq_len")
+_TRAINING_KEYS = ("init_std", "dropout", "seq_len", "router_aux_loss_coef")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +73,11 @@ def read_folder(hf_dir: Path) -> HuggingFaceFolder:
     problems = [*_tensor_problems(stored, shapes), *_tied_problems(stored, config.model)]
     if problems:
         raise ValueError(listing(problems, "\n"))
-    tensors = {name: stored.tensors[hf_name(name)] for name in shapes}
-    specs = {name: WeightSpec(tensor.shape, LOADED_AS[tensor.dtype]) for name, tensor in tensors.items()}
-    source = WeightSource(str(hf_dir), specs, lambda name: tensors[name].load())
+    source = as_model_has(stored, shapes, str(hf_dir))
     tokenizer = hf_dir / "tokenizer.json"
     return HuggingFaceFolder(
         model=config.model,
-        dtype=config.dtype or _widest(specs),
+        dtype=config.dtype or _widest(source.specs),
         source=source,
         eos_ids=config.eos_ids,
         max_positions=config.max_positions,
@@ -150,7 +149,7 @@ def write_folder(
         write_json(partial / "generation_config.json", {"eos_token_id": eos_json(ids)})
         if tokenizer_path is not None:
             _copy_tokenizer(tokenizer_path, partial)
-        write_tensors(partial, source, {name: hf_name(name) for name in shapes}, dtype, shard_bytes)
+        write_tensors(partial, as_folder_has(source, shapes), dtype, shard_bytes)
         partial.rename(hf_dir)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -162,7 +161,7 @@ def parameter_shapes(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 def _tensor_problems(stored: StoredTensors, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    expected = {hf_name(name): list(shape) for name, shape in shapes.items()}
+    expected = {name: list(part) for stack, shape in shapes.items() for name, part in hf_tensors(stack, shape).items()}
     for name, shape in expected.items():
         tensor = stored.tensors.get(name)
         if tensor is None:

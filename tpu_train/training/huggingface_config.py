@@ -13,7 +13,7 @@ from typing import Any
 from tpu_train.config import schema
 from tpu_train.config.convert import convert, show
 
-Model = schema.Llama3Model | schema.Qwen3Model
+Model = schema.Llama3Model | schema.Qwen3Model | schema.Qwen3MoeModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,24 +25,52 @@ class _Family:
         architecture: the class in `transformers`.
         seq_len: most tokens that `seq_len` is set to, as in the shipped models; the model may reach much farther.
         defaults: what `transformers` takes for a key that is not there.
+        keys: names of the schema's keys that the families do not share.
     """
 
     section: type[Model]
     architecture: str
     seq_len: int
     defaults: Mapping[str, Any]
+    keys: Mapping[str, str]
 
 
+_DENSE_KEYS = {"ffn_dim": "intermediate_size"}
+_MOE_KEYS = {
+    "ffn_dim": "moe_intermediate_size",
+    "num_experts": "num_experts",
+    "top_k": "num_experts_per_tok",
+    "norm_topk_prob": "norm_topk_prob",
+}
+_MOE_DEFAULTS = {
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": False,
+    "num_key_value_heads": 4,
+}
 _SHARED_DEFAULTS = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 FAMILIES = {
     "llama": _Family(
-        schema.Llama3Model, "LlamaForCausalLM", 8192, {**_SHARED_DEFAULTS, "max_position_embeddings": 2048}
+        schema.Llama3Model,
+        "LlamaForCausalLM",
+        8192,
+        {**_SHARED_DEFAULTS, "max_position_embeddings": 2048},
+        _DENSE_KEYS,
     ),
     "qwen3": _Family(
         schema.Qwen3Model,
         "Qwen3ForCausalLM",
         4096,
         {**_SHARED_DEFAULTS, "max_position_embeddings": 32768, "head_dim": 128, "num_key_value_heads": 32},
+        _DENSE_KEYS,
+    ),
+    "qwen3_moe": _Family(
+        schema.Qwen3MoeModel,
+        "Qwen3MoeForCausalLM",
+        4096,
+        {**_SHARED_DEFAULTS, **_MOE_DEFAULTS, "max_position_embeddings": 32768},
+        _MOE_KEYS,
     ),
 }
 
@@ -52,7 +80,6 @@ _KEYS = {
     "num_heads": "num_attention_heads",
     "num_kv_heads": "num_key_value_heads",
     "head_dim": "head_dim",
-    "ffn_dim": "intermediate_size",
     "vocab_size": "vocab_size",
     "norm_eps": "rms_norm_eps",
     "tie_embeddings": "tie_word_embeddings",
@@ -70,6 +97,8 @@ _REQUIRED = {
     "mlp_bias": (False, "projections have no bias"),
     "partial_rotary_factor": (1, "all of a head is rotated"),
     "quantization_config": (None, "weights are float32, bfloat16 or float16"),
+    "decoder_sparse_step": (1, "every layer has experts"),
+    "mlp_only_layers": ([], "every layer has experts"),
 }
 _DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 
@@ -79,7 +108,8 @@ class HuggingFaceConfig:
     """What a `config.json` says.
 
     Attributes:
-        model: the model; `init_std` and `dropout` are the schema's defaults, no weight is drawn.
+        model: the model; `init_std`, `dropout` and `router_aux_loss_coef` are the schema's defaults: they are about
+            training, and files have them without meaning them.
         dtype: float32 or bfloat16, for float16 the former; None where the file does not say.
         eos_ids: tokens that end a text, most important first.
         max_positions: most tokens that the model is meant for.
@@ -99,10 +129,12 @@ def read_config(path: Path) -> HuggingFaceConfig:
     """
     config = read_json(path)
     family = _family(config, path)
+    if "num_local_experts" in config:  # transformers 5 writes it so
+        config = {"num_experts": config["num_local_experts"], **config}
     config = {**family.defaults, **config}
     rope_key, found_rope = _rope(config)
     rope = found_rope if isinstance(found_rope, dict) else {}
-    values, names = _sizes(config, family), {**_KEYS, "seq_len": "max_position_embeddings"}
+    values, names = _sizes(config, family), {**_KEYS, **family.keys, "seq_len": "max_position_embeddings"}
     names |= {"rope_theta": f"{rope_key}.rope_theta" if "rope_theta" in rope else "rope_theta"}
     values |= {"rope_theta": rope.get("rope_theta", config["rope_theta"])}
     if family.section is schema.Llama3Model:
@@ -130,7 +162,8 @@ def config_json(model: Model, dtype: str, eos_ids: tuple[int, ...], max_position
     model_type = next(name for name, family in FAMILIES.items() if isinstance(model, family.section))
     scaling = model.rope_scaling if isinstance(model, schema.Llama3Model) else None
     config: dict[str, Any] = {"architectures": [FAMILIES[model_type].architecture], "model_type": model_type}
-    config |= {theirs: getattr(model, ours) for ours, theirs in _KEYS.items()}
+    keys = {**_KEYS, **FAMILIES[model_type].keys}
+    config |= {theirs: getattr(model, ours) for ours, theirs in keys.items()}
     config["rope_theta"] = model.rope_theta
     config["rope_scaling"] = scaling and {
         "rope_type": "llama3",
@@ -139,6 +172,10 @@ def config_json(model: Model, dtype: str, eos_ids: tuple[int, ...], max_position
     config |= {"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0}
     if model_type == "llama":
         config["mlp_bias"] = False
+    if isinstance(model, schema.Qwen3MoeModel):
+        # The published models' width of a dense layer, of which they have none.
+        config |= {"intermediate_size": model.top_k * model.ffn_dim, "decoder_sparse_step": 1, "mlp_only_layers": []}
+        config |= {"output_router_logits": False, "router_aux_loss_coef": model.router_aux_loss_coef}
     config |= {"max_position_embeddings": max_positions, "initializer_range": model.init_std, "use_cache": True}
     # Null and not left out: the families have defaults of their own, which are other tokens.
     return config | {
@@ -185,7 +222,8 @@ def _family(config: Mapping[str, Any], path: Path) -> _Family:
 def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
     """The schema's keys, with those of `config` and of what follows from it; what is missing stays out."""
     values: dict[str, Any] = {"family": {"llama": "llama3"}.get(config["model_type"], config["model_type"])}
-    values |= {ours: config[theirs] for ours, theirs in _KEYS.items() if config.get(theirs) is not None}
+    keys = {**_KEYS, **family.keys}
+    values |= {ours: config[theirs] for ours, theirs in keys.items() if config.get(theirs) is not None}
     dim, heads, positions = values.get("dim"), values.get("num_heads"), config["max_position_embeddings"]
     if heads is not None:
         values.setdefault("num_kv_heads", heads)
@@ -242,6 +280,10 @@ def _misfits(model: Model, config: Mapping[str, Any]) -> Iterator[str]:
         )
     if model.head_dim % 2:
         yield f"head_dim is {model.head_dim}; rotary embeddings need an even number"
+    if isinstance(model, schema.Qwen3MoeModel):
+        if model.top_k > model.num_experts:
+            yield f"num_experts_per_tok is {model.top_k}, more than num_experts, {model.num_experts}"
+        yield from _moe_windows(config)
     if isinstance(model, schema.Qwen3Model):  # Llama's configuration has no windows
         yield from _windows(model, config)
 
@@ -254,6 +296,13 @@ def _windows(model: schema.Qwen3Model, config: Mapping[str, Any]) -> Iterator[st
         yield f"layer_types is {show(types)[:80]}, expected 'full_attention' for each of {model.num_layers} layers"
     elif types is None and window is not None and not (isinstance(first, int) and first >= model.num_layers):
         yield f"sliding_window is {show(window)} from layer {show(first)} on, expected use_sliding_window=false"
+
+
+def _moe_windows(config: Mapping[str, Any]) -> Iterator[str]:
+    """The same of the mixture of experts, where all layers have the window, whatever `max_window_layers` says."""
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+    if window is not None:
+        yield f"sliding_window is {show(window)}, expected use_sliding_window=false"
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:

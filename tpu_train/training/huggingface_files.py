@@ -97,25 +97,22 @@ def are_equal(first: StoredTensor, second: StoredTensor) -> bool:
         return all(torch.equal(left[start : start + step], right[start : start + step]) for start in starts)
 
 
-def write_tensors(
-    folder: Path, source: WeightSource, names: Mapping[str, str], dtype: str | None, shard_bytes: int
-) -> None:
+def write_tensors(folder: Path, source: WeightSource, dtype: str | None, shard_bytes: int) -> None:
     """Writes `model.safetensors`, or numbered files and an index where that would be larger than `shard_bytes`.
 
     Args:
         folder: that exists.
-        source: the values.
-        names: names in the files by the source's.
+        source: the values, by their names in the files.
         dtype: of the files; None for each tensor's own.
         shard_bytes: most bytes of values in a file; a larger tensor has a file of its own.
     """
-    specs = {name: WeightSpec(source.specs[name].shape, dtype or source.specs[name].dtype) for name in names}
+    specs = {name: WeightSpec(spec.shape, dtype or spec.dtype) for name, spec in source.specs.items()}
     shards = _split(specs, shard_bytes)
     weight_map = {}
     for number, shard in enumerate(shards, 1):
         file = folder / (SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors")
-        _write_file(file, {name: specs[name] for name in shard}, source, names)
-        weight_map |= {names[name]: file.name for name in shard}
+        _write_file(file, {name: specs[name] for name in shard}, source)
+        weight_map |= dict.fromkeys(shard, file.name)
     if len(shards) > 1:
         total = {
             "total_parameters": sum(int(np.prod(spec.shape)) for spec in specs.values()),
@@ -175,7 +172,7 @@ def _split(specs: Mapping[str, WeightSpec], shard_bytes: int) -> list[list[str]]
     return shards
 
 
-def _write_file(file: Path, specs: Mapping[str, WeightSpec], source: WeightSource, names: Mapping[str, str]) -> None:
+def _write_file(file: Path, specs: Mapping[str, WeightSpec], source: WeightSource) -> None:
     """Writes one file as huggingface.co/docs/safetensors has it: header size, header, values.
 
     The library's own writer wants all values of a file in memory.
@@ -185,7 +182,7 @@ def _write_file(file: Path, specs: Mapping[str, WeightSpec], source: WeightSourc
     end = 0
     for name, spec in ordered:
         start, end = end, end + _num_bytes(spec)
-        header[names[name]] = {"dtype": _CODES[spec.dtype], "shape": spec.shape, "data_offsets": [start, end]}
+        header[name] = {"dtype": _CODES[spec.dtype], "shape": spec.shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as out:

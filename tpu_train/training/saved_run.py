@@ -9,7 +9,7 @@ import yaml
 
 from tpu_train.config.convert import convert, plain
 from tpu_train.config.problems import ConfigError, Problem
-from tpu_train.config.schema import Llama3Model, Qwen3Model, Run
+from tpu_train.config.schema import DecoderModel, Run
 from tpu_train.execution.checkpoint_io import read_array, saved_specs
 from tpu_train.training.checkpoints import Checkpoints
 from tpu_train.training.weights import WeightSource, WeightSpec
@@ -71,7 +71,7 @@ class SavedRun:
         found = {name: _spec(specs[part][name], shapes.get(name)) for name, part in places.items()}
         return WeightSource(str(path), found, lambda name: read_array(path, (places[name], name), found[name]))
 
-    def check_fits(self, model: Llama3Model | Qwen3Model) -> None:
+    def check_fits(self, model: DecoderModel) -> None:
         """Compares the saved model's sizes with another's.
 
         Raises:

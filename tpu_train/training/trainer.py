@@ -15,11 +15,12 @@ from pathlib import Path
 from tpu_train.config.compose import Composed
 from tpu_train.config.fields import duration_seconds
 from tpu_train.config.problems import ConfigError, Problem, located, refused_at
-from tpu_train.config.rules import global_batch_size
+from tpu_train.config.rules import global_batch_size, process_problems
 from tpu_train.config.schema import Run
 from tpu_train.data.stream import build_streams
 from tpu_train.data.tokenizers import build_tokenizer
 from tpu_train.execution.distributed import Processes, find_cluster, join
+from tpu_train.execution.rendezvous import ProcessLost, RefusedElsewhere
 from tpu_train.execution.runtime import Runtime
 from tpu_train.graph.capture import Tree
 from tpu_train.training.checkpoints import Checkpoints, remove_leftovers
@@ -47,16 +48,24 @@ def train(composed: Composed) -> int:
         ConfigError: what only opening the data, the devices or the run folder tells; nothing was started.
         RunFailed: anything else; the traceback is in the run folder's log.
     """
-    with console_logging(composed.hydra.verbose) as console, _placed(composed):
-        with refused_at("runtime.coordinator"):
-            processes = join(find_cluster(composed.run.runtime, os.environ))
-        console.of_process(processes.index)
-        with processes:
-            return _train(composed, processes)
+    with console_logging(composed.hydra.verbose) as console:
+        try:
+            with _placed(composed), refused_at("runtime.coordinator"):
+                processes = join(find_cluster(composed.run.runtime, os.environ))
+            console.of_process(processes.index)
+            with processes, _placed(composed):
+                return _train(composed, processes)
+        except RefusedElsewhere as refused:
+            raise ConfigError([Problem(refused.process, f"was refused: {refused.reason}")]) from refused
+        except ProcessLost as lost:
+            log.error("%s", lost)
+            return 1
 
 
 def _train(composed: Composed, processes: Processes) -> int:
     run = _with_processes(composed.run, processes)
+    if problems := process_problems(run):  # that the environment tells of were not known to the rules
+        raise ConfigError(problems)
     path = Path(processes.agree(str(folder_of(run, composed.choices["model"]))))
     checkpoints = Checkpoints(path, run.checkpoint.keep_last, run.checkpoint.keep_every, processes)
     command = composed.command(path)

@@ -112,7 +112,7 @@ def test_every_golden_copy_is_of_a_shipped_choice() -> None:
             orphan.unlink()
         found &= known
     assert found == known
-    assert len(found) == 43
+    assert len(found) == 46
 
 
 def test_a_missing_golden_copy_names_the_command_that_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:

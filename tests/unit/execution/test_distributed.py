@@ -15,7 +15,8 @@ from jax._src.clusters import cloud_tpu_cluster
 
 from tests.unit.runs import make_run
 from tpu_train.execution import distributed
-from tpu_train.execution.distributed import Cluster, Processes, find_cluster, join
+from tpu_train.execution.distributed import Cluster, Processes, find_cluster
+from tpu_train.execution.rendezvous import Meeting, RefusedElsewhere, meet
 
 ALONE = dataclasses.replace(make_run().runtime, platform="auto")
 TOLD = dataclasses.replace(ALONE, coordinator="10.0.0.1:8482", num_processes=4, process_id=2)
@@ -99,20 +100,6 @@ def test_a_process_that_is_alone_agrees_with_itself_and_imports_no_jax() -> None
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
     error = ValueError("Gloo all-reduce failed")
     assert Processes().explained(error) is error
-
-
-def test_a_coordinator_that_does_not_answer_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"runtime.coordinator is 127.0.0.1:\d+, where process 0 did not answer within 1"
-    ):
-        join(Cluster("runtime", f"127.0.0.1:{free_port()}", 2, 1), timeout_seconds=1)
-
-
-def test_a_port_that_is_in_use_is_refused() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with pytest.raises(ValueError, match=rf"port {port} of this host has been in use for 1 s; choose another port"):
-            distributed._await_free(f"127.0.0.1:{port}", port, 1)
 
 
 PEER = """
@@ -238,7 +225,44 @@ def test_a_process_that_is_killed_ends_the_others_with_a_readable_last_line(
     assert "the same command goes on from the newest checkpoint" in last
 
 
-def test_processes_that_never_come_end_the_wait_with_a_refusal(tmp_path: Path) -> None:
-    ((code, _, err, _),) = run_peers(tmp_path, "pass", peers=1, timeout=2)
-    assert code == 2
-    assert "runtime.num_processes is 2 (runtime), and not all of them came to" in err.splitlines()[-1]
+def test_a_refused_process_exits_with_2_and_so_do_the_others_without_the_word_of_going_on(tmp_path: Path) -> None:
+    ended = run_peers(
+        tmp_path,
+        """
+        from tpu_train.config.problems import ConfigError, Problem
+        if index == 1:
+            try:
+                with processes:
+                    raise ConfigError([Problem("run_dir", "is not seen"), Problem("data.path", "is not there")])
+            except ConfigError:
+                time.sleep(0.5)  # to show it takes less
+                print("SHOWN", flush=True)
+                os._exit(2)
+        time.sleep(60)
+        """,
+    )
+    assert [code for code, *_ in ended] == [2, 2]
+    assert "SHOWN" in ended[1][1]
+    assert ended[0][2].splitlines()[-1] == (
+        "process 1 of 2 ended: run_dir: is not seen; data.path: is not there; process 0 ends too"
+    )
+
+
+def test_a_refusal_is_told_to_a_process_that_would_wait(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    script = """
+        import sys
+        from tpu_train.execution.distributed import Cluster, tell_refusal
+        tell_refusal(None, "alone")
+        tell_refusal(Cluster("runtime", sys.argv[1], 2, 1), "data.path: no such file", 30)
+        assert "jax" not in sys.modules
+    """
+    address = f"127.0.0.1:{port}"
+    teller = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script), address])
+    try:
+        with pytest.raises(RefusedElsewhere, match=r"process 1 of 2 was refused: data.path: no such file"):
+            meet(Meeting(address, address, 2, 0, 30))
+        assert teller.wait(30) == 0
+    finally:
+        teller.kill()

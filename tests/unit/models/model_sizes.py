@@ -25,8 +25,10 @@ PARAMETERS = {
     "qwen3_8b": 8_190_735_360,
     "qwen3_14b": 14_768_307_200,
     "qwen3_32b": 32_762_123_264,
+    "qwen3_30b": 30_532_122_624,
+    "qwen3_235b": 235_093_634_560,
 }
-SHIPPED = [*PARAMETERS, "llama3_debug", "qwen3_debug"]
+SHIPPED = [*PARAMETERS, "llama3_debug", "qwen3_debug", "qwen3_moe_debug"]
 
 SMALL = {
     "dim": 48,
@@ -40,6 +42,13 @@ SMALL = {
     "norm_eps": 1e-5,
     "tie_embeddings": False,
 }
+# Of a mixture of experts, besides.
+SMALL_MOE = {"num_experts": 5, "top_k": 2, "norm_topk_prob": True}
+
+
+def small_sizes(family: str, **changes: Any) -> dict[str, Any]:
+    """The sizes of a small model."""
+    return {**SMALL, **(SMALL_MOE if family == "qwen3_moe" else {}), **changes}
 
 
 def shipped_sizes(name: str) -> dict[str, Any]:
@@ -58,7 +67,7 @@ def shipped_tree(name: str) -> Node:
 
 def small_tree(family: str = "llama3", **changes: Any) -> Node:
     """The config tree of a small model; H * N is not D."""
-    return FAMILIES[family](**{**SMALL, **changes})
+    return FAMILIES[family](**small_sizes(family, **changes))
 
 
 def small_model(family: str = "llama3", **changes: Any) -> Decoder:

@@ -5,10 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from tests.unit.models.model_sizes import SHIPPED, SMALL, shipped_sizes, small_model
+from tests.unit.models.model_sizes import SHIPPED, shipped_sizes, small_model, small_sizes
 from tpu_train.models.decoder import Decoder
 from tpu_train.models.rotary import RotaryEmbedding
 
@@ -26,6 +34,8 @@ NAMES = {
     r"\.attention\.query_norm\.": ".self_attn.q_norm.",
     r"\.attention\.key_norm\.": ".self_attn.k_norm.",
     r"\.feed_forward\.(gate|up|down)\.": r".mlp.\1_proj.",
+    r"\.feed_forward\.router\.": ".mlp.gate.",
+    r"\.feed_forward\.experts\.down$": ".mlp.experts.down_proj",
 }
 SCALED = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 8192}
 CASES = {
@@ -40,6 +50,10 @@ CASES = {
     "qwen3": ("qwen3", {"norm_eps": 1e-6}),
     "qwen3 tied": ("qwen3", {"norm_eps": 1e-6, "rope_theta": 1000000.0, "tie_embeddings": True}),
     "qwen3 one key head": ("qwen3", {"num_kv_heads": 1}),
+    "qwen3_moe": ("qwen3_moe", {"norm_eps": 1e-6}),
+    "qwen3_moe not normalized, tied": ("qwen3_moe", {"norm_topk_prob": False, "tie_embeddings": True}),
+    "qwen3_moe one of eight": ("qwen3_moe", {"num_experts": 8, "top_k": 1, "norm_topk_prob": False}),
+    "qwen3_moe all of three": ("qwen3_moe", {"num_experts": 3, "top_k": 3}),
 }
 
 
@@ -68,6 +82,16 @@ def reference_sizes(sizes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def moe_config(sizes: dict[str, Any]) -> Qwen3MoeConfig:
+    return Qwen3MoeConfig(
+        **reference_sizes(sizes),
+        moe_intermediate_size=sizes["ffn_dim"],
+        num_experts=sizes["num_experts"],
+        num_experts_per_tok=sizes["top_k"],
+        norm_topk_prob=sizes["norm_topk_prob"],
+    )
+
+
 def reference_name(name: str) -> str:
     for pattern, replacement in NAMES.items():
         name = re.sub(pattern, replacement, name)
@@ -75,11 +99,16 @@ def reference_name(name: str) -> str:
 
 
 def make_reference(family: str, sizes: dict[str, Any], model: Decoder) -> PreTrainedModel:
+    weights: dict[str, torch.Tensor] = {reference_name(name): w for name, w in model.named_parameters()}
     if family == "llama3":
         reference = LlamaForCausalLM(LlamaConfig(**reference_sizes(sizes)))
-    else:
+    elif family == "qwen3":
         reference = Qwen3ForCausalLM(Qwen3Config(**reference_sizes(sizes)))
-    weights = {reference_name(name): weight for name, weight in model.named_parameters()}
+    else:
+        reference = Qwen3MoeForCausalLM(moe_config(sizes))
+        for i in range(sizes["num_layers"]):
+            halves = [weights.pop(f"model.layers.{i}.feed_forward.experts.{half}") for half in ("gate", "up")]
+            weights[f"model.layers.{i}.mlp.experts.gate_up_proj"] = torch.cat(halves, 1)
     missing, unexpected = reference.load_state_dict(weights, strict=False)
     assert not unexpected
     assert set(missing) == ({"lm_head.weight"} if sizes["tie_embeddings"] else set())
@@ -88,9 +117,10 @@ def make_reference(family: str, sizes: dict[str, Any], model: Decoder) -> PreTra
 
 @pytest.fixture(params=list(CASES))
 def pair(request):
+    """Model and reference."""
     family, changes = CASES[request.param]
     model = small_model(family, **changes)
-    return model, make_reference(family, {**SMALL, **changes}, model)
+    return model, make_reference(family, small_sizes(family, **changes), model)
 
 
 def logits_of(pair, attention: str, tokens: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,7 +147,9 @@ def test_logits_equal_transformers_over_a_long_sequence(pair):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("pair", [case for case, (family, _) in CASES.items() if "moe" not in family], indirect=True)
 def test_bfloat16_logits_equal_transformers(pair):
+    """Dense families only: transformers' router multiplies in bfloat16 and may choose others than this, in float32."""
     for module in pair:  # parameters only: .bfloat16() would round the reference's frequencies too
         for weight in module.parameters():
             weight.data = weight.data.bfloat16()

@@ -13,7 +13,7 @@ from tpu_train.config import schema
 from tpu_train.models.counting import attention_width, matmul_parameters
 from tpu_train.models.node import node
 
-SCHEMAS = {"llama3": schema.Llama3Model, "qwen3": schema.Qwen3Model}
+SCHEMAS = {"llama3": schema.Llama3Model, "qwen3": schema.Qwen3Model, "qwen3_moe": schema.Qwen3MoeModel}
 
 
 @functools.cache
@@ -66,17 +66,25 @@ def test_node_paths_are_module_paths(name):
     assert nodes | {"layers"} == {path for path, _ in build_on_meta(name).named_modules()}
 
 
-@pytest.mark.parametrize("name", ["llama3_debug", "qwen3_debug"])
+@pytest.mark.parametrize("name", ["llama3_debug", "qwen3_debug", "qwen3_moe_debug"])
 def test_debug_models_hold_the_byte_vocabulary_and_stay_small(name):
     assert shipped_sizes(name)["vocab_size"] >= 258
     assert sum(weight.numel() for weight in build_on_meta(name).parameters()) < 3e6
 
 
-def test_llama3_8b_flops_are_the_published_ones():
-    model = build_on_meta("llama3_8b")
-    matmul_flops, attention_flops = 6 * matmul_parameters(model), 12 * attention_width(model) * 8192
-    assert matmul_flops + attention_flops == 57_912_852_480
-    assert matmul_flops + attention_flops // 2 == 51_470_401_536
+@pytest.mark.parametrize(
+    ("name", "seq_len", "full", "causal"),
+    [
+        ("llama3_8b", 8192, 57_912_852_480, 51_470_401_536),
+        ("qwen3_30b", 8192, 37_577_293_824, 27_913_617_408),
+        ("qwen3_235b", 4096, 167_255_212_032, 148_330_512_384),
+    ],
+)
+def test_flops_are_the_published_ones(name, seq_len, full, causal):
+    model = build_on_meta(name)
+    matmul_flops, attention_flops = 6 * matmul_parameters(model), 12 * attention_width(model) * seq_len
+    assert matmul_flops + attention_flops == full
+    assert matmul_flops + attention_flops // 2 == causal
 
 
 def test_tied_projection_is_counted_and_lookup_is_not():

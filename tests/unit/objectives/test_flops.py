@@ -8,9 +8,17 @@ from tpu_train.training.build import build_model
 from tpu_train.training.metrics import Speedometer
 
 
-def test_llama3_8b_at_8192() -> None:
-    flops = flops_per_token(build_model(compose(["model=llama3_8b"]).run.model), 8192)
-    assert (flops.full, flops.causal) == (57_912_852_480, 51_470_401_536)
+@pytest.mark.parametrize(
+    ("model", "seq_len", "full", "causal"),
+    [
+        ("llama3_8b", 8192, 57_912_852_480, 51_470_401_536),
+        ("qwen3_30b", 8192, 37_577_293_824, 27_913_617_408),
+        ("qwen3_235b", 4096, 167_255_212_032, 148_330_512_384),
+    ],
+)
+def test_shipped_models_take_the_published_flops(model: str, seq_len: int, full: int, causal: int) -> None:
+    flops = flops_per_token(build_model(compose([f"model={model}"]).run.model), seq_len)
+    assert (flops.full, flops.causal) == (full, causal)
 
 
 @pytest.mark.parametrize("num_chips", [1, 4])

@@ -1,5 +1,6 @@
 """Hugging Face folders, made by transformers and read by it: bits, logits, refusals, memory."""
 
+import dataclasses
 import json
 import re
 import weakref
@@ -19,9 +20,10 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
     Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
 )
 
-from tests.unit.runs import LLAMA3, QWEN3, build_torch_model
+from tests.unit.runs import LLAMA3, QWEN3, QWEN3_MOE, build_torch_model
 from tpu_train.config import schema
 from tpu_train.config.compose import compose
 from tpu_train.data.tokenizers import FileTokenizer
@@ -44,11 +46,14 @@ SIZES = {
 }
 SCALED = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SCALED |= {"original_max_position_embeddings": 16}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama3_untied_scaled": (LlamaForCausalLM, {"rope_parameters": SCALED}),
     "llama3_tied": (LlamaForCausalLM, {"tie_word_embeddings": True, "head_dim": 16}),
     "qwen3_tied": (Qwen3ForCausalLM, {"tie_word_embeddings": True, "head_dim": 16}),
     "qwen3_untied": (Qwen3ForCausalLM, {"head_dim": 16, "eos_token_id": [5, 7]}),
+    "qwen3_moe": (Qwen3MoeForCausalLM, {"head_dim": 16, **EXPERTS, "norm_topk_prob": True}),
+    "qwen3_moe_tied_not_normalized": (Qwen3MoeForCausalLM, {**EXPERTS, "tie_word_embeddings": True}),
 }
 
 
@@ -146,6 +151,64 @@ def test_logits_of_a_read_folder_equal_those_of_transformers(tmp_path: Path, nam
 def test_names_are_those_of_transformers(model: Any) -> None:
     reference = make_reference("llama3_untied_scaled" if model is LLAMA3 else "qwen3_tied")
     assert {hf_name(name) for name in parameter_shapes(model)} == {name for name, _ in reference.named_parameters()}
+
+
+def test_experts_are_a_tensor_each_in_a_folder_and_one_parameter_here(tmp_path: Path) -> None:
+    reference = make_reference("qwen3_moe")
+    reference.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    folder = read_folder(tmp_path)
+    assert isinstance(folder.model, schema.Qwen3MoeModel)
+    assert (folder.model.num_experts, folder.model.top_k, folder.model.ffn_dim) == (5, 2, 24)
+    for here, there in (("gate", "gate_proj"), ("up", "up_proj"), ("down", "down_proj")):
+        stack = folder.source.load(f"layers.1.feed_forward.experts.{here}")
+        assert stack.shape == folder.source.specs[f"layers.1.feed_forward.experts.{here}"].shape
+        for expert in range(5):
+            tensor = stored[f"model.layers.1.mlp.experts.{expert}.{there}.weight"]
+            assert torch.equal(torch.from_numpy(stack[expert]), tensor)
+    router = folder.source.load("layers.1.feed_forward.router.weight")
+    assert torch.equal(torch.from_numpy(router), stored["model.layers.1.mlp.gate.weight"])
+
+
+def test_experts_of_several_dtypes_become_the_widest(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.experts.3.up_proj.weight"
+    make_reference("qwen3_moe", torch.bfloat16).save_pretrained(tmp_path)
+    edit_tensors(tmp_path, lambda t: t.update({name: t[name].float() + 1e-3}))
+    source, expected = read_folder(tmp_path).source, load_file(tmp_path / "model.safetensors")[name]
+    assert source.specs["layers.0.feed_forward.experts.up"].dtype == "float32"
+    assert source.specs["layers.0.feed_forward.experts.gate"].dtype == "bfloat16"
+    stack = source.load("layers.0.feed_forward.experts.up")
+    assert stack.dtype == np.float32
+    assert torch.equal(torch.from_numpy(stack[3]), expected)
+
+
+def test_each_stack_is_loaded_once_and_alone(tmp_path: Path) -> None:
+    make_reference("qwen3_moe").save_pretrained(tmp_path / "in")
+    folder = read_folder(tmp_path / "in")
+    loaded: list[str] = []
+
+    def load_counted(name: str) -> np.ndarray:
+        loaded.append(name)
+        return folder.source.load(name)
+
+    write_folder(tmp_path / "out", folder.model, WeightSource("counted", folder.source.specs, load_counted))
+    assert sorted(loaded) == sorted(folder.source.specs)
+
+
+def test_an_expert_that_is_missing_or_too_many_is_named(tmp_path: Path) -> None:
+    prefix = "model.layers.0.mlp.experts"
+
+    def edit(tensors: dict[str, Tensor]) -> None:
+        tensors[f"{prefix}.5.up_proj.weight"] = tensors.pop(f"{prefix}.4.up_proj.weight")
+        tensors[f"{prefix}.2.down_proj.weight"] = torch.ones(24, 48)
+
+    make_reference("qwen3_moe").save_pretrained(tmp_path)
+    file = edit_tensors(tmp_path, edit)
+    assert refused(tmp_path).splitlines() == [
+        f"{file}: tensor {prefix}.4.up_proj.weight is missing, expected one of shape [24, 48]",
+        f"{file}: tensor {prefix}.2.down_proj.weight has shape [24, 48], expected [48, 24] by config.json",
+        f"{file}: tensor {prefix}.5.up_proj.weight is unexpected, the model of config.json has none of that name",
+    ]
 
 
 def test_specs_are_those_of_the_loaded_arrays(tmp_path: Path) -> None:
@@ -447,13 +510,21 @@ def suggestions(problems: list[Any]) -> Iterator[str]:
         yield found[1]
 
 
-@pytest.mark.parametrize(("source", "choice"), [(LLAMA3, "llama3_debug"), (QWEN3, "qwen3_8b")], ids=["llama3", "qwen3"])
+@pytest.mark.parametrize(
+    ("source", "choice"),
+    [
+        (LLAMA3, "llama3_debug"),
+        (QWEN3, "qwen3_8b"),
+        (dataclasses.replace(QWEN3_MOE, router_aux_loss_coef=0.1), "qwen3_30b"),
+    ],
+    ids=["llama3", "qwen3", "qwen3_moe"],
+)
 def test_every_key_that_does_not_fit_is_told_with_the_word_that_makes_it_fit(source: Any, choice: str) -> None:
     run = compose([f"model={choice}"]).run
     problems = check_fits(source, run.model)
     places = [problem.place.removeprefix("model.") for problem in problems]
     assert {"dim", "head_dim", "ffn_dim"} <= set(places)
-    assert not {"init_std", "dropout", "seq_len"} & set(places)
+    assert not {"init_std", "dropout", "seq_len", "router_aux_loss_coef"} & set(places)
     assert f"model.dim is {run.model.dim}, but the weights to start from have {source.dim}" in problems[0].message
     assert check_fits(source, compose([f"model={choice}", *suggestions(problems)]).run.model) == []
 

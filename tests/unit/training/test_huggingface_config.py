@@ -87,14 +87,43 @@ QWEN3_8B = {
     "num_hidden_layers": 36,
     "tie_word_embeddings": False,
 }
+QWEN3_30B = {
+    **QWEN3_8B,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+}
+QWEN3_235B = {
+    **QWEN3_30B,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "max_window_layers": 94,
+    "moe_intermediate_size": 1536,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 94,
+}
 PUBLISHED = {"llama3_8b": LLAMA3_8B, "llama3_1b": LLAMA3_1B, "qwen3_0_6b": QWEN3_0_6B, "qwen3_8b": QWEN3_8B}
+PUBLISHED |= {"qwen3_30b": QWEN3_30B, "qwen3_235b": QWEN3_235B}
 NEW_ROPE = {"rope_type": "llama3", "rope_theta": 250000.0, "factor": 4.0, "low_freq_factor": 1.0}
 NEW_ROPE |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 4096}
 
 
 def shipped_model(name: str) -> Model:
     sizes = shipped_sizes(name)
-    model, problems = convert(schema.Llama3Model | schema.Qwen3Model, sizes)
+    model, problems = convert(schema.Llama3Model | schema.Qwen3Model | schema.Qwen3MoeModel, sizes)
     assert not problems
     return model
 
@@ -163,6 +192,27 @@ def test_keys_old_new_and_left_out_are_read_as_transformers_does(
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        dict.fromkeys(["moe_intermediate_size", "num_experts", "num_experts_per_tok", "norm_topk_prob"], ...),
+        {"num_experts": ..., "num_local_experts": 64},
+        {"head_dim": ..., "num_key_value_heads": ..., "decoder_sparse_step": ..., "mlp_only_layers": None},
+        {"norm_topk_prob": False, "num_experts_per_tok": 4},
+    ],
+)
+def test_keys_of_experts_are_read_as_transformers_does(tmp_path: Path, changes: dict[str, Any]) -> None:
+    model = read_config(write(tmp_path, QWEN3_30B, **changes)).model
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    assert isinstance(model, schema.Qwen3MoeModel)
+    assert (model.num_experts, model.top_k) == (theirs.num_experts, theirs.num_experts_per_tok)
+    assert (model.ffn_dim, model.norm_topk_prob) == (theirs.moe_intermediate_size, theirs.norm_topk_prob)
+    assert model.num_kv_heads == theirs.num_key_value_heads
+    assert model.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
+    assert model.router_aux_loss_coef == 0
+
+
+@pytest.mark.parametrize(
     ("eos", "ids"), [(None, ()), (7, (7,)), ([128001, 128008], (128001, 128008)), (..., ()), ([], ())]
 )
 def test_tokens_that_end_a_text_are_none_one_or_a_list(tmp_path: Path, eos: Any, ids: tuple[int, ...]) -> None:
@@ -176,9 +226,27 @@ def test_dtype_that_is_not_said_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
-        (LLAMA3_8B, {"model_type": "mistral"}, "model_type is 'mistral', expected llama or qwen3 (LlamaForCausalLM, "),
-        (LLAMA3_8B, {"model_type": ...}, "model_type is null, expected llama or qwen3"),
-        (QWEN3_8B, {"model_type": "qwen3_moe"}, "model_type is 'qwen3_moe', expected llama or qwen3"),
+        (
+            LLAMA3_8B,
+            {"model_type": "mistral"},
+            "model_type is 'mistral', expected llama or qwen3 or qwen3_moe (LlamaFor",
+        ),
+        (LLAMA3_8B, {"model_type": ...}, "model_type is null, expected llama or qwen3 or qwen3_moe"),
+        (
+            QWEN3_8B,
+            {"model_type": "qwen3_moe"},
+            "architectures is ['Qwen3ForCausalLM'], expected ['Qwen3MoeForCausalLM']",
+        ),
+        (QWEN3_30B, {"decoder_sparse_step": 2}, "decoder_sparse_step is 2, expected 1: every layer has experts"),
+        (QWEN3_30B, {"mlp_only_layers": [0]}, "mlp_only_layers is [0], expected []: every layer has experts"),
+        (QWEN3_30B, {"num_experts_per_tok": 129}, "num_experts_per_tok is 129, more than num_experts, 128"),
+        (QWEN3_30B, {"num_experts": 0}, "num_experts is 0, expected a number of at least 1"),
+        (QWEN3_30B, {"moe_intermediate_size": "big"}, "moe_intermediate_size is 'big', expected an integer"),
+        (
+            QWEN3_30B,
+            {"use_sliding_window": True, "sliding_window": 1024},
+            "sliding_window is 1024, expected use_sliding_window=false",
+        ),
         (
             LLAMA3_8B,
             {"architectures": ["LlamaForSequenceClassification"]},
@@ -278,7 +346,7 @@ def test_file_that_is_no_json_object_is_refused(tmp_path: Path, content: bytes, 
 
 def test_values_of_any_type_are_read_or_refused_and_never_crash(tmp_path: Path) -> None:
     values = (None, -1, 5, 1.5, True, "x", [], [1], ["x", []], {}, {"a": 1}, float("nan"))
-    for config in (LLAMA3_8B, {**QWEN3_8B, "use_sliding_window": True, "layer_types": None}):
+    for config in (LLAMA3_8B, QWEN3_30B, {**QWEN3_8B, "use_sliding_window": True, "layer_types": None}):
         for key in config:
             for value in values:
                 path = write(tmp_path, config, **{key: value})

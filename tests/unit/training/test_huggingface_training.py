@@ -15,10 +15,13 @@ from transformers import (
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from tests.unit.runs import ADAMW, INIT_STD, make_run, random_batches
 from tpu_train.execution.runtime import Runtime
+from tpu_train.sharding.plan import NO_PLAN
 from tpu_train.training.engine import Engine
 from tpu_train.training.huggingface import read_folder, write_folder
 from tpu_train.training.weights import WeightSource
@@ -47,6 +50,9 @@ def make_reference(family: str) -> PreTrainedModel:
     torch.manual_seed(0)
     if family == "llama3":
         return LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=ROPE))
+    if family == "qwen3_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **experts))
     return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True))
 
 
@@ -73,7 +79,7 @@ def train_reference(
     return losses, norms
 
 
-@pytest.mark.parametrize("family", ["llama3", "qwen3"])
+@pytest.mark.parametrize("family", ["llama3", "qwen3", "qwen3_moe"])
 def test_imported_trained_and_exported_equals_the_same_in_transformers(tmp_path: Path, family: str) -> None:
     reference = make_reference(family)
     reference.save_pretrained(tmp_path / "in")
@@ -81,7 +87,7 @@ def test_imported_trained_and_exported_equals_the_same_in_transformers(tmp_path:
     run = make_run(model=folder.model, training={"max_grad_norm": MAX_GRAD_NORM})
     batches = random_batches(STEPS, run, ignored=True)
     runtime = Runtime("cpu")
-    engine = Engine(run, runtime)
+    engine = Engine(run, runtime, plan=NO_PLAN)  # on one device
     state = engine.state_from(runtime.put({name: folder.source.load(name) for name in folder.source.specs}))
     losses, norms = [], []
     for batch in batches:
