@@ -30,7 +30,7 @@ WORDS = [
     "parallelism.replicate_below=0",
     "run_dir=r",
 ]
-STEPS, EVERY = 80, 20
+STEPS, EVERY = 48, 12
 UNTIL_THE_END = ["data=stdlib", f"training.steps={STEPS}", f"checkpoint.every={EVERY}", "checkpoint.keep_last=100"]
 ON_AND_ON = ["data=stdlib", "training.steps=1000000"]
 NUM_DEVICES = 4  # of a run, however many processes have them

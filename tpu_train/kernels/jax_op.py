@@ -24,6 +24,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import torch
+from jax.extend.core import jaxpr_as_fun
 from torch import Tensor
 
 from tpu_train.kernels.arrays import array_spec, empty_like_spec, to_array, to_tensor
@@ -56,14 +57,17 @@ class _Derivative:
     """How residuals of one call's shapes are kept.
 
     Attributes:
+        run: the function and its derivative's leaves, as traced at these shapes; of the arrays that are not None.
         tree: the derivative's structure, of whose leaves the residuals are.
-        from_inputs: for each leaf the index of the array argument that it is, or None for one that is saved.
+        places: for each leaf which array it is, counted over array arguments and then outputs; None for one that is
+            saved besides.
         shapes: of what the forward op returns: outputs, then saved residuals.
         num_outputs: of the function.
     """
 
+    run: Callable[..., Sequence[Any]]
     tree: Any
-    from_inputs: tuple[int | None, ...]
+    places: tuple[int | None, ...]
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     num_outputs: int
 
@@ -188,15 +192,17 @@ class JaxOp:
             return (*outputs, *leaves)
 
         given = [spec for spec in specs if spec is not None]
-        jaxpr = jax.make_jaxpr(lambda *present: forward(*_fill(specs, present)))(*given).jaxpr
-        places = [i for i, spec in enumerate(specs) if spec is not None]
-        known = {id(var): place for var, place in zip(jaxpr.invars, places, strict=True)}
-        count = self._num_outputs or 1
+        # Traced with an argument each: of a tensor that is given twice JAX would make one residual.
+        closed = jax.make_jaxpr(lambda *present: forward(*_fill(specs, present)))(*given)
+        jaxpr, count = closed.jaxpr, self._num_outputs or 1
+        known = {id(var): len(specs) + i for i, var in enumerate(jaxpr.outvars[:count])}
+        present = [i for i, spec in enumerate(specs) if spec is not None]
+        known |= {id(var): place for var, place in zip(jaxpr.invars, present, strict=True)}
         leaves = jaxpr.outvars[count:]
-        from_inputs = tuple(known.get(id(var)) for var in leaves)
-        kept = [*jaxpr.outvars[:count], *(v for v, place in zip(leaves, from_inputs, strict=True) if place is None)]
+        places = tuple(known.get(id(var)) for var in leaves)
+        kept = [*jaxpr.outvars[:count], *(v for v, place in zip(leaves, places, strict=True) if place is None)]
         shapes = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in kept)  # type: ignore[union-attr]
-        return _Derivative(found[-1], from_inputs, shapes, count)
+        return _Derivative(jaxpr_as_fun(closed), found[-1], places, shapes, count)
 
     def _vjp(self, arrays: Sequence[Any], static: Mapping[str, Any]) -> tuple[tuple[Any, ...], list[Any], Any]:
         """Outputs, and leaves and structure of the derivative with respect to the floating-point arrays."""
@@ -215,9 +221,9 @@ class JaxOp:
     def _lower_forward(self, *args: Any, **kwargs: Any) -> list[Any]:
         arrays, static = self._bind(args, kwargs)
         _, kept = self.derivative(arrays, static)
-        outputs, leaves, _ = self._vjp(arrays, static)
-        assert len(leaves) == len(kept.from_inputs), f"{self.name}: residuals differ from those traced"
-        return [*outputs, *(leaf for leaf, place in zip(leaves, kept.from_inputs, strict=True) if place is None)]
+        values = kept.run(*(x for x in arrays if x is not None))
+        outputs, leaves = values[: kept.num_outputs], values[kept.num_outputs :]
+        return [*outputs, *(leaf for leaf, place in zip(leaves, kept.places, strict=True) if place is None)]
 
     def _run_forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
         arrays, static = self._bind(args, kwargs)
@@ -258,7 +264,8 @@ class _Derivable(torch.autograd.Function):
         with torch._C._AutoDispatchBelowAutograd():
             values = op.forward_op(**dict(zip(names, arrays, strict=True)), **static)
         outputs, saved = values[: kept.num_outputs], iter(values[kept.num_outputs :])
-        residuals = [next(saved) if place is None else arrays[place] for place in kept.from_inputs]
+        known = [*arrays, *outputs]
+        residuals = [next(saved) if place is None else known[place] for place in kept.places]
         ctx.save_for_backward(*residuals)
         ctx.op, ctx.key = op, key
         ctx.places, ctx.num_arrays = _differentiable(arrays), len(arrays)

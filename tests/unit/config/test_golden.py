@@ -32,6 +32,13 @@ NEEDED = {
     ("tokenizer", "file"): ["tokenizer.path=tokenizer.json"],
     ("parallelism", "fsdp_2d"): ["runtime.devices=2"],
     ("parallelism", "fsdp_tp"): ["runtime.devices=2"],
+    ("parallelism", "fsdp_ep"): ["runtime.devices=2", "model=qwen3_moe_debug"],
+    ("kernels", "tpu"): ["runtime.platform=tpu", "training.seq_len=1024"],
+    ("kernels/attention", "splash"): ["runtime.platform=tpu", "training.seq_len=1024"],
+    ("kernels/attention", "custom"): [
+        "kernels.attention.component=tpu_train.models.attention.ScaledDotProductAttention"
+    ],
+    ("kernels/moe", "custom"): ["kernels.moe.component=tpu_train.models.moe.GroupedProduct", "model=qwen3_moe_debug"],
 }
 SAME = "# The default config.\n"
 
@@ -112,7 +119,7 @@ def test_every_golden_copy_is_of_a_shipped_choice() -> None:
             orphan.unlink()
         found &= known
     assert found == known
-    assert len(found) == 46
+    assert len(found) == 62
 
 
 def test_a_missing_golden_copy_names_the_command_that_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:

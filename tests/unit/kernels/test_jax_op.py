@@ -120,6 +120,35 @@ def test_a_derivative_of_ones_own_is_used_and_the_forward_runs_once() -> None:
     assert len(node.meta["val"]) == 2
 
 
+def tanh(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Its derivative needs its result."""
+    return _tanh(x) * w
+
+
+@jax.custom_vjp
+def _tanh(x: jax.Array) -> jax.Array:
+    return jnp.tanh(x)
+
+
+_tanh.defvjp(lambda x: (jnp.tanh(x),) * 2, lambda y, grad: (grad * (1 - y * y),))
+
+
+def test_a_tensor_given_twice_is_two_arguments() -> None:
+    op = make(tanh)
+
+    def step(x: torch.Tensor) -> dict[str, Any]:
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            loss = op(x, x).sum()
+        return {"grad": torch.autograd.grad(loss, x)[0]}
+
+    runtime = Runtime("cpu")
+    program = Program("step", lambda found: capture("step", step, found))
+    x = torch.linspace(-2, 2, 5)
+    found = runtime.fetch(program(**runtime.put({"x": x.numpy()})))["grad"]
+    torch.testing.assert_close(torch.tensor(found), torch.tanh(x) + x * (1 - torch.tanh(x) ** 2))
+
+
 def test_a_captured_program_holds_one_node_each_and_runs_in_xla() -> None:
     def step(x: torch.Tensor, w: torch.Tensor) -> dict[str, Any]:
         x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
