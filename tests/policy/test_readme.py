@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 CONFIGURATION = (ROOT / "docs/configuration.md").read_text()
 PARALLELISM = (ROOT / "docs/parallelism.md").read_text()
+KERNELS = (ROOT / "docs/kernels.md").read_text()
 
 
 def commands_of(text: str) -> list[str]:
@@ -33,7 +34,9 @@ def test_it_opens_with_the_two_commands() -> None:
     assert COMMANDS[:2] == ["scripts/train", "scripts/test"]
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *commands_of(CONFIGURATION), *commands_of(PARALLELISM)])
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, *commands_of(CONFIGURATION), *commands_of(PARALLELISM), *commands_of(KERNELS)]
+)
 def test_commands_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, *words = shlex.split(command)
     name = Path(program).name
