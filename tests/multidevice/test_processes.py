@@ -233,3 +233,31 @@ def test_what_one_process_is_refused_for_after_they_met_ends_all(tmp_path: Path,
     last = fleet.err(1 - refused).splitlines()[-1]
     assert f"process {refused} of 2 ended: command line 'checkpoint.init_from=missing'" in last
     assert last.endswith(f"process {1 - refused} ends too")
+
+
+def test_one_device_for_processes_that_the_environment_tells_of_is_refused_by_all(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    jobset = {"JOBSET_NAME": "run", "REPLICATED_JOB_NAME": "train", "NNODES": "2"}
+    jobset["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{port}"
+    command = [sys.executable, "-m", "tpu_train.cli", *TINY, "runtime.platform=cpu", "run_dir=r"]
+    started = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, **jobset, "JOB_COMPLETION_INDEX": str(index)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        for process in started:
+            _, err = process.communicate(timeout=END_SECONDS)
+            assert process.returncode == 2, err
+            assert "parallelism is single, one device, and there are 2 processes; choose another" in err
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert not (tmp_path / "r").exists()

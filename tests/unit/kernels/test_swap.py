@@ -57,7 +57,7 @@ def test_a_replacement_gets_the_arguments_of_what_it_replaces() -> None:
 def test_modules_of_a_foreign_model_are_replaced_by_type_and_path() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.ReLU()))
     replace_modules(model, [Swap("gelu", nn.ReLU, nn.GELU, "1.1", {"approximate": "tanh"})])
-    assert [type(m) for m in model[1]] == [nn.ReLU, nn.GELU]
+    assert [type(m) for m in model[1].children()] == [nn.ReLU, nn.GELU]
     with pytest.raises(
         ValueError, match=r"gelu replaces Tanh at .*, which the model does not have; it has GELU, Linear"
     ):
