@@ -26,7 +26,7 @@ def offered(line: str) -> list[str]:
         ("mod", ["mode=", "model="]),
         ("tr", ["train", "training."]),
         ("train tr", ["training."]),
-        ("kern", ["kernels/attention="]),
+        ("kern", ["kernels=", "kernels/attention=", "kernels/loss=", "kernels/moe="]),
         ("optimizer", ["optimizer=", "optimizer."]),
         ("optimizer.mo", ["optimizer.momentum="]),  # of one member of the union only
         ("optimizer=sgd optimizer.b", []),

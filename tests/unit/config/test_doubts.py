@@ -77,7 +77,7 @@ def told(text: str, folder: Path, *words: str) -> list[str]:
         ),
         ("optimizer: sgd\n", 2, "optimizer is a group; choose in the defaults list: - override /optimizer: sgd"),
         ("optimizer: {name: sgd}\n", 2, "optimizer.name follows from the choice of optimizer; choose in the defaults"),
-        ("kernels: {attention: x}\n", 2, "- override /kernels/attention: CHOICE; choices: reference"),
+        ("kernels: {attention: x}\n", 2, "- override /kernels/attention: CHOICE; choices: auto, blockwise"),
         ("logging:\n  metadata: [1]\n", 3, "logging.metadata is a list, expected entries of your own"),
         ("logging:\n  metadata: {a: .nan}\n", 3, "logging.metadata.a is nan, expected a finite number"),
         ("optimizer:\n  no_decay:\n    - norm\n    - 1\n", 3, "optimizer.no_decay[1] is 1, expected a string"),
@@ -131,7 +131,7 @@ def test_wrong_family_is_one_problem_and_no_rule_is_asked_of_it(tmp_path: Path) 
         with pytest.raises(ConfigError) as caught:
             compose_checked(["model=mine"], tmp_path)
         (only,) = caught.value.problems
-        assert "expected llama3 or qwen3" in only.message
+        assert "expected one of llama3, qwen3, qwen3_moe" in only.message
 
 
 def test_wrong_item_of_a_list_is_one_problem() -> None:
