@@ -223,8 +223,14 @@ class Processes:
         elif self._client is not None:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             refused = isinstance(error, ConfigError)
-            self.end_others("; ".join(lines) if refused else lines[0], _REFUSED if refused else 1)
-            signal.alarm(30)  # a step that waits for the lost process would keep the interpreter from ending
+            code = _REFUSED if refused else 1
+            self.end_others("; ".join(lines) if refused else lines[0], code)
+            # A step that waits for the lost process would keep the interpreter from ending: this ends it with its code,
+            # and where no Python runs any more the alarm does.
+            last = threading.Timer(25, os._exit, (code,))
+            last.daemon = True
+            last.start()
+            signal.alarm(40)
 
     def _next(self, name: str) -> str:
         """A key of its own for each use; every process uses a name equally often."""
