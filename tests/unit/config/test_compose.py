@@ -217,7 +217,11 @@ def test_users_model_and_recipe_are_found_first(user: Path) -> None:
         ("family: qwen3\nnum_haeds: 4\n", ":2", "there is no key 'model.num_haeds'; nearest is 'model.num_heads'"),
         ("family: qwen3\ndim: wide\n", ":2", "model.dim is 'wide', expected an integer"),
         ("family: qwen3\n", "", "model.dim is missing, expected an integer"),
-        ("family: qwen4\n", ":1", "model.family is 'qwen4', expected one of llama3, qwen3, qwen3_moe; nearest is 'qwen3'"),
+        (
+            "family: qwen4\n",
+            ":1",
+            "model.family is 'qwen4', expected one of llama3, qwen3, qwen3_moe; nearest is 'qwen3'",
+        ),
         ("dim: 3\n", "", "model.family is missing, expected one of llama3, qwen3, qwen3_moe"),
         ("dim: 3\ndim: 4\n", ":2", "duplicate key dim: line 1 has it too; keep one"),
         ("a: [1\nb: 2\n", ":2", "not valid YAML"),
