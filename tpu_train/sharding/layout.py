@@ -172,5 +172,6 @@ def lay_out_model(
     if mesh.expert > 1 and "experts" not in kinds:
         raise ValueError(f"expert={mesh.expert}: the model's sharding plan has no rule for experts")
     return {
-        name: lay_out(name, shape, mesh, rules.get(name, NO_RULE), replicate_below) for name, shape in shapes.items()
+        name: lay_out(name, shape, mesh, rules.get(name, NO_RULE), replicate_below, plan.dense_over_expert)
+        for name, shape in shapes.items()
     }

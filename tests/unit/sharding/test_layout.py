@@ -9,7 +9,7 @@ from tests.unit.runs import LLAMA3
 from tpu_train.models.node import matches
 from tpu_train.sharding.layout import HeadSelection, lay_out, lay_out_model, local_shape
 from tpu_train.sharding.mesh import MeshShape, fill
-from tpu_train.sharding.plan import ParameterRule, find_rules
+from tpu_train.sharding.plan import ParameterRule, Plan, find_rules
 from tpu_train.sharding.plans import PLANS
 from tpu_train.training.build import build_model
 
@@ -104,6 +104,16 @@ def test_rules_without_a_path_and_paths_with_two_rules_are_refused() -> None:
         find_rules({"layer.*": 1}, ["layers.0"])
     with pytest.raises(ValueError, match=r"layers.0 fits both layers.\* and \*.0"):
         find_rules({"layers.*": 1, "*.0": 2}, ["layers.0"])
+
+
+@pytest.mark.parametrize(("over_expert", "axes"), [(True, ("fsdp", "expert")), (False, ("fsdp",))])
+def test_a_plan_says_whether_what_is_no_expert_is_split_over_their_axis(
+    over_expert: bool, axes: tuple[str, ...]
+) -> None:
+    plan = Plan(modules={"": "experts"}, dense_over_expert=over_expert)
+    (layout, _) = lay_out_model(nn.Linear(4, 8), MeshShape(fsdp=2, expert=2), plan, replicate_below=0).values()
+    assert layout.axes[0] == layout.gathered == axes
+    assert layout.summed_over == (() if over_expert else ("expert",))
 
 
 def test_tensor_parallelism_needs_rules() -> None:
