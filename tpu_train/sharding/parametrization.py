@@ -62,7 +62,6 @@ class Parametrization:
         rules = find_rules(plan.modules, [path for path, _ in model.named_modules()])
         self.regions: dict[str, ModuleRule] = {path: rule for path, rule in rules.items() if self._applies(rule)}
         self._expert_bound = expert_bound
-        self._units = {name: rule.unit for name, rule in find_rules(plan.parameters, list(self.layouts)).items()}
         self._data_axes = mesh.real(DATA_AXES)
 
     @contextlib.contextmanager
@@ -89,18 +88,13 @@ class Parametrization:
         """Sum over rows, of the logits [R, V] that the model gives on this mesh; see `objectives.causal_lm`."""
         if not self.splits_vocabulary:
             return F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum")
-        assert self._plan.vocabulary is not None
-        vocab_size = self.layouts[self._plan.vocabulary].shape[0]
-        return vocabulary_cross_entropy(logits, labels, ignore_index, vocab_size, self.mesh)
+        return vocabulary_cross_entropy(logits, labels, ignore_index, self._vocab_size(), self.mesh)
 
     def linear_cross_entropy(self, kernel: LinearLogsumexp) -> Callable[[Tensor, Tensor, Tensor, int], Tensor]:
         """The same of features [R, D] and the output weight, by a kernel that makes no logits."""
 
         def total(x: Tensor, weight: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
-            vocab_size = weight.shape[0]
-            if self.splits_vocabulary:
-                assert self._plan.vocabulary is not None
-                vocab_size = self.layouts[self._plan.vocabulary].shape[0]
+            vocab_size = self._vocab_size() if self.splits_vocabulary else weight.shape[0]
             return linear_cross_entropy(
                 x, weight, labels, ignore_index, kernel=kernel, vocab_size=vocab_size, mesh=self.mesh
             )
@@ -130,6 +124,11 @@ class Parametrization:
         """The largest value on any device."""
         return all_reduce(x, self.mesh.real(AXES), self.mesh.size, label, "max")
 
+    def _vocab_size(self) -> int:
+        """Columns of the logits on all devices together, without padding."""
+        assert self._plan.vocabulary is not None
+        return self.layouts[self._plan.vocabulary].shape[0]
+
     def _applies(self, rule: ModuleRule) -> bool:
         return self.mesh.expert > 1 if rule == "experts" else self.mesh.tensor > 1
 
@@ -141,7 +140,7 @@ class Parametrization:
     def _weight(self, layout: Layout, shard: Tensor) -> Tensor:
         weight = gather_parameter(shard, layout, self.precision)
         if layout.selection is not None:
-            weight = select_heads(weight, self._units[layout.name], layout.selection, self.mesh)
+            weight = select_heads(weight, layout.selection, self.mesh)
         return weight
 
     def _sum_gradient(self, layout: Layout, grad: Tensor) -> Tensor:

@@ -93,13 +93,13 @@ def local_ids(ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     return torch.where(here, local, 0), here
 
 
-def select_heads(weight: Tensor, unit: int, selection: HeadSelection, mesh: MeshShape) -> Tensor:
-    """The rows of the heads that this device's query heads need, of a projection [heads * unit, ...]."""
+def select_heads(weight: Tensor, selection: HeadSelection, mesh: MeshShape) -> Tensor:
+    """The rows of the heads that this device's query heads need, of a projection [heads * head_dim, ...]."""
     per_device = selection.query_heads // mesh.tensor
     step = per_device if selection.count == 1 else 1
     queries = axis_index(_AXIS).to(torch.int64) * per_device + torch.arange(0, selection.count * step, step)
     heads = queries * selection.num_heads // selection.query_heads
-    return weight.unflatten(0, (selection.num_heads, unit)).index_select(0, heads).flatten(0, 1)
+    return weight.unflatten(0, (selection.num_heads, -1)).index_select(0, heads).flatten(0, 1)
 
 
 def own_rows(size: int, local_size: int, axes: tuple[str, ...], mesh: MeshShape) -> Tensor:

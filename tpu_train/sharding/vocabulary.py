@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tpu_train.sharding.collectives import all_reduce, axis_index
 from tpu_train.sharding.mesh import MeshShape
@@ -65,8 +64,6 @@ def vocabulary_cross_entropy(
         vocab_size: columns that exist; padded ones are left out.
         mesh: its shape.
     """
-    if mesh.tensor == 1:
-        return F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum")
     return _VocabularyCrossEntropy.apply(logits, labels, ignore_index, vocab_size, mesh)  # type: ignore[return-value]
 
 
