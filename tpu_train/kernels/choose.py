@@ -139,13 +139,7 @@ def _loss(run: Run, platform: Platform | None, notes: list[str], problems: list[
         case schema.ReferenceLoss():
             return REFERENCE
         case schema.FusedLoss():
-            name = config.implementation
-            if name == "auto":
-                name = "pallas" if platform == "tpu" else "blockwise"
-                notes.append(f"{group}.implementation=auto: {name}")
-            if name == "pallas" and platform not in (None, "tpu"):
-                message = f"pallas is a TPU kernel, and the platform is {platform}; choose blockwise or auto"
-                problems.append(_problem(f"{group}.implementation", message))
+            name = _implementation(config.implementation, "blockwise", group, platform, notes, problems)
             if name == "pallas":
                 problems += [_problem(group, text, ("model",)) for text in _loss_problems(run)]
             return Kernel(name)
@@ -171,17 +165,23 @@ def _moe(run: Run, platform: Platform | None, notes: list[str], problems: list[P
         case schema.CustomKernel():
             return _custom(config, group, problems)
         case schema.GroupedMoe():
-            name = config.implementation
-            if name == "auto":
-                name = best
-                notes.append(f"{group}.implementation=auto: {name}")
-            if name == "pallas" and platform not in (None, "tpu"):
-                message = f"pallas is a TPU kernel, and the platform is {platform}; choose ragged or auto"
-                problems.append(_problem(f"{group}.implementation", message))
-            return Kernel(name)
+            return Kernel(_implementation(config.implementation, "ragged", group, platform, notes, problems))
         case schema.AutoMoe():
             notes.append(f"{group}=auto: {best}")
             return Kernel(best)
+
+
+def _implementation(
+    name: str, elsewhere: str, group: str, platform: Platform | None, notes: list[str], problems: list[Problem]
+) -> str:
+    """Which of Pallas kernels and what runs anywhere else; `auto` goes by the platform."""
+    if name == "auto":
+        name = "pallas" if platform == "tpu" else elsewhere
+        notes.append(f"{group}.implementation=auto: {name}")
+    if name == "pallas" and platform not in (None, "tpu"):
+        message = f"pallas is a TPU kernel, and the platform is {platform}; choose {elsewhere} or auto"
+        problems.append(_problem(f"{group}.implementation", message))
+    return name
 
 
 def _custom(config: schema.CustomKernel, group: str, problems: list[Problem]) -> Kernel:
